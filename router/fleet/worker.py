@@ -1,4 +1,4 @@
-"""One epoch of one worker as the router knows it."""
+"""One epoch of one worker as the router knows it, and what all decode workers say about the model that they serve."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from twostroke.scheduler.cost import StepCost, StreamStep
 
 UNKNOWN_FORM = KvForm("")
 """The form of a worker that has not introduced itself."""
-UTILISATION_WINDOW_S = 60.0
-"""Window over which utilisation is averaged: bursts of seconds are queues, not utilisation."""
+UTILISATION_AVERAGE_S = 60.0
+"""Time over which utilisation is averaged: bursts of seconds are queues, not utilisation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +161,9 @@ class Worker:
 
     def _note_busy(self, busy_s: float, elapsed_s: float) -> None:
         """Adds to an exponential average. A step is reported when it has ended, so only sums of reports are exact."""
-        passed = max(elapsed_s, 0.0) / UTILISATION_WINDOW_S
+        passed = max(elapsed_s, 0.0) / UTILISATION_AVERAGE_S
         weight = -math.expm1(-passed) / passed if passed else 1.0
-        self._busy_share = self._busy_share * math.exp(-passed) + weight * busy_s / UTILISATION_WINDOW_S
+        self._busy_share = self._busy_share * math.exp(-passed) + weight * busy_s / UTILISATION_AVERAGE_S
 
 
 def step_cost(load: Load) -> StepCost:
@@ -179,3 +179,35 @@ def stream_step(load: Load) -> StreamStep:
 def _tier_page_s(load: Load) -> tuple[float, ...]:
     reported = {tier_from_message(rate.tier): rate.page_s for rate in load.tiers}
     return tuple(reported.get(tier, 0.0) for tier in Tier if tier <= max(reported, default=Tier.DEVICE))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingFacts:
+    """What the decode workers say about the model they serve; they all say the same."""
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    block_size: int
+    pool_tokens: int
+    """Tokens that fit into one decode worker's pool."""
+    pool_pages: int
+    page_bytes: int
+    dtype: str
+    kv_form: KvForm
+    """The form of their pages."""
+    fingerprint: str
+    tail_blocks: int = 0
+    """Last blocks of a prefix whose pages in the further group are needed to go on; 0 where there is one group."""
+    further_page_bytes: int = 0
+    """Bytes of a page in the further group."""
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that prompt and answer of one choice may have together: the model's, or what a whole pool fits."""
+        return min(self.max_model_len, self.pool_tokens)
+
+
+SAME_FACTS = ("model", "max_model_len", "vocab_size", "block_size", "page_bytes", "dtype")
+"""Facts that stand in a `ModelInfo` under the same names."""

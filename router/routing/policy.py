@@ -44,7 +44,7 @@ class WorkerView:
     """Pages with blocks that no request uses at the moment: reusable, at the price of forgetting them."""
     pages_active: int = 0
     cost: StepCost = UNKNOWN
-    """Cost of its steps, with the tokens that it drafts; zeros while unknown."""
+    """Cost of its steps, with the tokens that it proposes; zeros while unknown."""
     step_tokens_each: float = 1.0
     """Tokens of each stream that one of its steps makes known, on average."""
     step_tokens: int = 0
@@ -57,8 +57,8 @@ class WorkerView:
     resident: tuple[int, ...] = (0,)
     """How many of those are there already, down to each tier: what others can fetch from it."""
     page_blocks: int | None = None
-    """How many of this request's first blocks have pages there, with or without the window parts that one needs to go
-    on; None where no layer keeps its parts apart."""
+    """How many of this request's first blocks have pages there in the first group, whatever others lack; None where
+    there is one group."""
     tier_page_s: tuple[float, ...] = (0.0,)
     """Measured seconds to bring one page up from each of those tiers; 0 for the device."""
     kv_form: KvForm = UNKNOWN_FORM
@@ -78,7 +78,7 @@ class WorkerView:
     utilisation: float = 0.0
     """Share of the last minute that it spent on prompt tokens."""
     compile_s: float = 0.0
-    """Predicted seconds until it has compiled the request's grammar; 0 where it has compiled it before."""
+    """Predicted seconds until it has compiled what the answer must match; 0 where it has compiled it before."""
 
     @property
     def cached_blocks(self) -> int:
@@ -120,8 +120,8 @@ class Snapshot:
     full_blocks: int
     block_size: int
     page_bytes: int
-    end_part_pages: float = 0.0
-    """Size of the window parts at the end of the prompt, in pages. 0 where no layer keeps window parts."""
+    end_pages: float = 0.0
+    """Size of the further pages at the end of the prompt, in pages. 0 where there is one page group."""
     decode: tuple[WorkerView, ...]
     """Never empty."""
     prefill: tuple[WorkerView, ...] = ()
@@ -141,7 +141,7 @@ class Snapshot:
     draw: float = 0.0
     """A number in [0, 1) that breaks ties."""
     mask_s: float = 0.0
-    """Predicted seconds of one token's mask; 0 without a grammar."""
+    """Predicted seconds of one token's mask; 0 where every token may follow."""
     cache_key: bytes = b""
     """Digest of the client's hint which requests have prefixes in common: those with the same key break ties alike."""
 
@@ -168,7 +168,7 @@ class Forecast:
     transfer_s: float = 0.0
     """Seconds of moving pages to the decode worker that do not overlap with waiting and computing."""
     admission_s: float = 0.0
-    """Seconds until the decode worker has compiled its grammar and has pages for it."""
+    """Seconds until the decode worker has compiled what its answer must match, and has pages for it."""
     decode_queue_s: float = 0.0
     """Seconds for which the end of a pulled prompt waits until the decode worker has computed the ends of others."""
     tail_s: float = 0.0
@@ -183,8 +183,8 @@ class Forecast:
     """Blocks that come from the peer."""
     pulled_blocks: int = 0
     """Blocks that the decode worker pulls from the page source."""
-    end_part_pages: float = 0.0
-    """Size of the window parts at the end of each pull, in pages."""
+    end_pages: float = 0.0
+    """Size of the further pages at the end of each pull, in pages."""
     load_s: float = 0.0
     """Seconds that the worker that computes loads from its own lower tiers, without waiting for others' loads."""
     peer_load_s: float = 0.0

@@ -16,13 +16,12 @@ from typing import Protocol
 from router.fleet.worker import Worker
 from router.routing.candidates import BY_QUEUE, BY_STREAMS, WHOLE, Candidates, Need
 from router.routing.forecast import UNKNOWN_LINK, PullEnd, page_s
+from router.routing.learned import PredictionResidual, Setups
 from router.routing.policy import NO_LINKS, Decision, Policy, Snapshot, WorkerView
-from router.routing.prediction_residual import PredictionResidual
 from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations, ReservedShare
-from router.routing.worker_grammars import WorkerGrammars
 from twostroke.base.ids import BlockHash, WorkerId
-from twostroke.request import AdapterRef, Attempt, Grammar
+from twostroke.request import Attempt
 
 OUTPUT_MEMORY = 0.02
 """Weight of the latest output in the expected length of the next one: the last fifty count most."""
@@ -45,10 +44,12 @@ class RoutingParams:
     cache_key: bytes = b""
     """Digest of the client's hint which requests have prefixes in common; empty without one. It says nothing about who
     shares blocks."""
+    needs_setup: bool = False
+    """A worker may have to load or compile something before it can begin it."""
     compile_s: float = 0.0
-    """Seconds that this router took to compile its grammar."""
+    """Seconds that this router took to compile what its answer must match."""
     mask_s: float = 0.0
-    """Seconds that one mask of the grammar took here, on average."""
+    """Seconds that one mask of the tokens that may follow took here, on average."""
 
 
 class Routable(Protocol):
@@ -67,11 +68,11 @@ class Shape:
 
     block_size: int
     page_bytes: int
-    window_blocks: int = 0
-    """Number of last blocks of a prefix whose window parts a sequence needs to continue. 0 where no layer keeps window
-    parts."""
-    window_bytes: int = 0
-    """Bytes of the window part of one block."""
+    tail_blocks: int = 0
+    """Number of last blocks of a prefix whose pages in the further group a sequence needs to continue. 0 where there is
+    one page group."""
+    further_page_bytes: int = 0
+    """Bytes of a page in the further group."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Prefixes:
     held: dict[WorkerId, tuple[int, ...]]
     """Blocks that the workers hold or are about to hold."""
     pages: dict[WorkerId, tuple[int, ...]] | None = None
-    """Blocks with pages, with or without window parts. None where no layer keeps window parts."""
+    """Blocks with pages in the first group. None where there is no other group."""
 
 
 class Selector:
@@ -130,7 +131,7 @@ class Selector:
         self._fetching_until_s: dict[WorkerId, float] = {}
         self._serving_until_s: dict[WorkerId, float] = {}
         """When the pulls to and from each worker will be done. Pulls share its network link."""
-        self._grammars = WorkerGrammars()
+        self._setups = Setups()
         self._loading_until_s: dict[WorkerId, float] = {}
         """When the loads of each worker from lower tiers will be done. Loads share a reader."""
 
@@ -156,21 +157,21 @@ class Selector:
         self._turn += 1
         self._reservations.place(request.attempt.request_id, _shares(snapshot, decision), request.attempt.block_hashes)
         if not is_tentative:
-            self.dispatched(decision, workers, now_s, request.attempt.request.sampling.grammar)
+            self.dispatched(request, decision, workers, now_s)
         return decision
 
-    def dispatched(self, decision: Decision, workers: Workers, now_s: float, grammar: Grammar | None = None) -> None:
+    def dispatched(self, request: Routable, decision: Decision, workers: Workers, now_s: float) -> None:
         """Notes that the decision is carried out now. What it pulls occupies the network links of both workers."""
-        if grammar is not None and (decode := workers.by_id.get(decision.decode)) is not None:
-            self._grammars.placed(decode, grammar)
+        if request.routing.needs_setup and (decode := workers.by_id.get(decision.decode)) is not None:
+            self._setups.placed(decode, request.attempt.request)
         forecast, taker = decision.forecast, decision.computed_by
         pulls = [(decision.peer, taker, forecast.fetched_blocks)]
         pulls.append((decision.source, decision.decode, forecast.pulled_blocks))
-        end_part_pages = forecast.end_part_pages
+        end_pages = forecast.end_pages
         for source, target, pages in pulls:
             if source is None or not pages:
                 continue
-            seconds = (pages + end_part_pages) * _pull_page_s(workers, source, target)
+            seconds = (pages + end_pages) * _pull_page_s(workers, source, target)
             for until_s, worker in ((self._fetching_until_s, target), (self._serving_until_s, source)):
                 _extend(until_s, worker, seconds, now_s, len(workers.by_id))
         loads = ((taker, forecast.load_s), (decision.peer, forecast.peer_load_s))
@@ -185,13 +186,13 @@ class Selector:
         return self._snapshot(request, self._look_up(_useful_hashes(request), workers), workers, now_s, passes_s)
 
     def _look_up(self, hashes: Sequence[BlockHash], workers: Workers) -> Prefixes:
-        tail, coming = workers.shape.window_blocks, self._reservations.coming
+        tail, coming = workers.shape.tail_blocks, self._reservations.coming
         resident = held = self._index.leading_blocks(hashes, tail_blocks=tail)
         is_coming = bool(hashes) and any(True for _ in coming(hashes[0]))
         if not tail:
             return Prefixes(resident, self._index.leading_blocks(hashes, coming) if is_coming else held)
         if is_coming:
-            # Computing a prompt makes window parts of all its blocks for a while. A pull brings only the last.
+            # Computing a prompt makes pages of all its blocks in each group for a while. A pull brings only the last.
             computing = {worker.worker_id for worker in workers.prefill}
             held = self._index.leading_blocks(
                 hashes,
@@ -223,10 +224,8 @@ class Selector:
 
         def view(worker: Worker) -> WorkerView:
             passed_s = passes_s.get(worker.worker_id, 0.0)
-            load_s = 0.0 if wanted.adapter is None else _adapter_load_s(worker, wanted.adapter)
-            grammar = wanted.sampling.grammar
-            compile_s = 0.0 if grammar is None else self._grammars.compile_s(worker, grammar, routing.compile_s)
-            return self._view(worker, prefixes, passed_s, now_s, load_s, compile_s)
+            setup_s = self._setups.seconds(worker, wanted, routing.compile_s) if routing.needs_setup else (0.0, 0.0)
+            return self._view(worker, prefixes, passed_s, now_s, setup_s)
 
         hashes = attempt.block_hashes
         sources = _sources(request, workers)
@@ -235,7 +234,7 @@ class Selector:
             full_blocks=len(hashes),
             block_size=workers.shape.block_size,
             page_bytes=workers.shape.page_bytes,
-            end_part_pages=_end_part_pages(workers.shape, len(hashes)) if workers.shape.window_blocks else 0.0,
+            end_pages=_end_pages(workers.shape, len(hashes)) if workers.shape.tail_blocks else 0.0,
             decode=views(workers.decode, self._decode),
             prefill=views(sources, self._prefill),
             prefill_utilisation=self._prefill_utilisation(workers.prefill) if self._narrows else None,
@@ -274,7 +273,7 @@ class Selector:
         self._residual.observe(residual_s, now_s, is_local=decision.source is None)
 
     def _view(
-        self, worker: Worker, prefixes: Prefixes, passed_s: float, now_s: float, load_s: float, compile_s: float
+        self, worker: Worker, prefixes: Prefixes, passed_s: float, now_s: float, setup_s: tuple[float, float]
     ) -> WorkerView:
         load, worker_id = worker.load, worker.worker_id
         reserved = self._reservations.on(worker_id)
@@ -282,7 +281,7 @@ class Selector:
         streams_ahead = reserved.streams * ahead_s / reserved.seconds if reserved.seconds else reserved.streams
         return WorkerView(
             worker=worker_id,
-            queue_s=worker.queue_s(now_s) + ahead_s + load_s,
+            queue_s=worker.queue_s(now_s) + ahead_s + setup_s[0],
             queued_tokens=load.queued_tokens + reserved.tokens,
             requests=load.running + load.waiting + self._reservations.requests_on(worker_id),
             running=load.running + reserved.streams,
@@ -308,7 +307,7 @@ class Selector:
             serve_wait_s=max(0.0, self._serving_until_s.get(worker_id, 0.0) - now_s),
             load_wait_s=max(0.0, self._loading_until_s.get(worker_id, 0.0) - now_s),
             utilisation=worker.utilisation,
-            compile_s=compile_s,
+            compile_s=setup_s[1],
         )
 
     def _with_source_of_coming_blocks(self, snapshot: Snapshot, prefixes: Prefixes, decision: Decision) -> Decision:
@@ -339,11 +338,6 @@ def _sources(request: Routable, workers: Workers) -> Sequence[Worker]:
     return workers.prefill if request.routing.takes_converted else _computing_the_same(workers)
 
 
-def _adapter_load_s(worker: Worker, adapter: AdapterRef) -> float:
-    """Returns the seconds until a worker has the request's adapter; nothing while it has not measured any load."""
-    return 0.0 if adapter.digest in worker.load.adapters else worker.load.adapter_load_s
-
-
 def _computing_the_same(workers: Workers) -> Sequence[Worker]:
     """Returns the prefill workers whose pages become those of decode workers as they are."""
     formats = {worker.kv_form.format for worker in workers.decode}
@@ -358,9 +352,9 @@ def _extend(until_s: dict[WorkerId, float], worker: WorkerId, seconds: float, no
             del until_s[idle]
 
 
-def _end_part_pages(shape: Shape, blocks: int) -> float:
-    """Returns the size of the window parts at the end of a prompt, in pages."""
-    return min(shape.window_blocks, blocks) * shape.window_bytes / shape.page_bytes
+def _end_pages(shape: Shape, blocks: int) -> float:
+    """Returns the size of the further pages at the end of a prompt, in pages."""
+    return min(shape.tail_blocks, blocks) * shape.further_page_bytes / shape.page_bytes
 
 
 def _depths(held: tuple[int, ...], tiers: int) -> tuple[int, ...]:

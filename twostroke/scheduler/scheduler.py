@@ -27,11 +27,11 @@ from twostroke.scheduler.cost import Budget
 from twostroke.scheduler.emission import Drawn, Emitted, Emitter
 from twostroke.scheduler.gates import ClaimGate, OpenGate
 from twostroke.scheduler.load import SchedulerLoad
-from twostroke.scheduler.progress import BlockProgress, PageProgress
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import AdmittedSequence, Emission, SchedulerLimits
 from twostroke.scheduler.waiting_queue import ADMISSION_LOOKAHEAD, WaitingQueue
-from twostroke.scheduler.window_progress import WindowProgress
+from twostroke.scheduler.windows.places import places_of
+from twostroke.scheduler.windows.progress import progress_of
 
 
 class Scheduler:
@@ -50,10 +50,9 @@ class Scheduler:
         self._limits = limits
         self.step_tokens = config.step_tokens(on_gpu=limits.on_gpu)
         """Most tokens in one step; a worker may allow more once it has measured what they cost."""
-        window = None if pool.windows is None else pool.windows.shape
-        self._builder = builder or BatchBuilder(limits.block_size, pool.total, limits.eos_token_ids, window)
+        self._builder = builder or BatchBuilder(limits.block_size, pool.total, limits.eos_token_ids, places_of(pool))
         self._gate = gate or OpenGate()
-        self._progress = _progress_of(pool, limits.block_size, self.step_tokens, self._gate)
+        self._progress = progress_of(pool, limits.block_size, self.step_tokens, self._gate.loaded_depth)
         branches = branches or SchedulerBranches()
         self._shared = branches.shared
         self._emitter = Emitter(limits.eos_token_ids, limits.max_model_len, branches.readings)
@@ -285,9 +284,3 @@ class Scheduler:
         if end // block_size > sequence.computed // block_size:
             self._progress.make_readable(sequence, end)
         sequence.computed = end
-
-
-def _progress_of(pool: BlockPool, block_size: int, step_tokens: int, gate: ClaimGate) -> BlockProgress:
-    if pool.windows is None:
-        return PageProgress(pool, block_size)
-    return WindowProgress(pool, pool.windows, block_size, step_tokens, gate.loaded_depth)

@@ -7,7 +7,7 @@ worker asks all branches of its table, and knows none of them. With an empty tab
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 from typing import Protocol
@@ -93,11 +93,8 @@ class BetweenSteps(Protocol):
 class LowerPages(Protocol):
     """Pages below the pool, as pulls by other workers find them."""
 
-    def share(self, hashes: ListOf[BlockHash], blocks: ListOf[int]) -> dict[int, PageId]:
-        """Claims and brings pages of blocks. The caller releases them, and then calls `give_up_unwanted`."""
-
-    def share_parts(self, hashes: Mapping[int, BlockHash]) -> dict[int, PageId]:
-        """Holds and brings what further page groups keep of blocks, in the same way."""
+    def share(self, group: int, hashes: ListOf[BlockHash], blocks: ListOf[int]) -> dict[int, PageId]:
+        """Holds and brings pages of a group. The caller releases them, and then calls `give_up_unwanted`."""
 
     def give_up_unwanted(self) -> None:
         """Gives up what nobody waits for any more."""

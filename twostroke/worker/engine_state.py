@@ -23,6 +23,7 @@ from twostroke.kv_cache.groups.pool_listener import PoolListener
 from twostroke.kv_cache.memory import Pages
 from twostroke.kv_cache.parts import GroupKind
 from twostroke.kv_cache.pool import BlockPool
+from twostroke.kv_cache.windows.window_group import window_group
 from twostroke.models.catalog.places import locate
 from twostroke.observability.profiler import Profiler
 from twostroke.worker.measured.rates import Rates
@@ -110,7 +111,9 @@ class EngineState:
             _GroupListener(GroupKind(index), self._epoch, built.memory, loaded.values())
             for index in range(len(built.model.windows) + 1)
         ]
-        self.pool = BlockPool(built.model.pages, *listeners, window=built.model.window_shape)
+        shape, (first, *others) = built.model.window_shape, listeners
+        further = [] if shape is None else [window_group(shape, *others)]
+        self.pool = BlockPool(built.model.pages, first, *further)
 
     @classmethod
     async def load(cls, config: WorkerConfig, loaders: Loaders) -> EngineState:

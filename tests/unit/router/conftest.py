@@ -13,10 +13,9 @@ import pytest
 from openai import AsyncOpenAI
 
 from router.endpoints.app import build_http_app
-from router.fleet.adapters import Adapters
-from router.fleet.serving_facts import ServingFacts
-from router.fleet.worker import Worker
-from router.fleet.worker_link import TokenDelta
+from router.fleet.named_models import NamedModels
+from router.fleet.token_stream import TokenDelta
+from router.fleet.worker import ServingFacts, Worker
 from router.metrics import RouterMetrics
 from router.requests.request_handler import RequestHandler
 from router.server import RouterServer
@@ -75,7 +74,7 @@ class ScriptedDispatcher:
     """Tokens of each choice before `failure` is raised or, with `stalls`, before nothing more comes."""
     stalls: bool = False
     is_draining: bool = False
-    adapters: Adapters = field(default_factory=dict)
+    named_models: NamedModels = field(default_factory=dict)
     drained_until_s: float | None = None
     requests: list[GenerateRequest] = field(default_factory=list)
     """What was wanted of each prompt."""
@@ -91,14 +90,18 @@ class ScriptedDispatcher:
     two_open: asyncio.Event = field(default_factory=asyncio.Event)
     _aborted: dict[str, asyncio.Event] = field(default_factory=dict)
 
-    async def wait_for_adapters(self, holds: Callable[[Adapters], bool], timeout_s: float) -> None:
-        assert holds(self.adapters)
+    async def wait_for_named(self, holds: Callable[[NamedModels], bool], timeout_s: float) -> None:
+        assert holds(self.named_models)
 
     @property
     def facts(self) -> ServingFacts:
         if self.facts_now is None:
             raise PeerLost("no decode worker is known")
         return self.facts_now
+
+    @property
+    def operations(self) -> ScriptedDispatcher:
+        return self
 
     @property
     def is_ready(self) -> bool:
@@ -238,9 +241,9 @@ async def open_frontend(
     url = f"http://{server.addresses.http}"
     async with (
         server.serving(),
-        httpx.AsyncClient(base_url=url, timeout=20, transport=HandCutTransport()) as http,
-        httpx.AsyncClient(timeout=20, transport=HandCutTransport()) as below,
-        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20, http_client=below) as client,
+        httpx.AsyncClient(base_url=url, timeout=60, transport=HandCutTransport()) as http,
+        httpx.AsyncClient(timeout=60, transport=HandCutTransport()) as below,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60, http_client=below) as client,
         grpc.aio.insecure_channel(server.addresses.grpc) as channel,
         grpc.aio.insecure_channel(server.addresses.admin) as admin,
     ):

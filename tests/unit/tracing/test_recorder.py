@@ -160,11 +160,6 @@ def test_an_endpoint_that_is_none_is_named(endpoint: str) -> None:
         TracingConfig(otlp_endpoint=endpoint)
 
 
-def test_a_ratio_is_a_share() -> None:
-    with pytest.raises(ConfigError, match="--trace-ratio must be from 0 to 1, got 1"):
-        TracingConfig(ratio=1.5)
-
-
 class Sink:
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -186,3 +181,24 @@ def test_spans_of_all_requests_are_bounded_however_many_each_has() -> None:
     assert MOST_KEPT_SPANS - MOST_SPANS <= sum(len(each.spans) for each in kept) <= MOST_KEPT_SPANS
     assert recorder.has_forgotten("stream-0")
     assert recorder.find(f"stream-{MOST_KEPT_SPANS // MOST_SPANS + 19}") is not None
+
+
+def test_what_explains_a_span_is_made_once_and_only_when_it_is_read() -> None:
+    recorder, made = Recorder("router-0"), list[str]()
+
+    def about(name: str) -> dict[str, str]:
+        made.append(name)
+        return {name: "known"}
+
+    span = recorder.root("request", "r~0123456789abcdef", "")
+    span.explain(lambda: about("policy"))
+    span.late_event("candidate", lambda: about("decode"))
+    span.set(attempt=1)
+    span.end()
+    kept = recorder.find("r")
+    assert kept is not None
+    assert made == []
+    for _ in range(2):
+        assert dict(kept.spans[0].attributes) == {"attempt": 1, "policy": "known"}
+        assert dict(kept.spans[0].events[0].attributes) == {"decode": "known"}
+    assert made == ["policy", "decode"]

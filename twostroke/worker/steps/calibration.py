@@ -16,8 +16,8 @@ import numpy as np
 from twostroke.kv_cache.windows.shape import WindowShape
 from twostroke.request import SamplingParams
 from twostroke.scheduler.batch import Batch, SampleRow
-from twostroke.scheduler.batching import with_windows
 from twostroke.scheduler.cost import StepCost, StepTerms
+from twostroke.scheduler.windows.places import with_windows
 from twostroke.worker.branches import StepStarter
 from twostroke.worker.measured.rates import Rates
 

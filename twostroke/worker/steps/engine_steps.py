@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from twostroke.config import Role, WorkerConfig
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.observability.profiler import WORK_LOOP, Profiler
-from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder, with_windows
+from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
 from twostroke.scheduler.cost import Queued
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.step_target import USUAL_S, StepTarget
 from twostroke.scheduler.values import SchedulerLimits
+from twostroke.scheduler.windows.places import places_of, with_windows
 from twostroke.worker.branches import Branches
 from twostroke.worker.condition import Condition
 from twostroke.worker.engine_state import EngineState
@@ -134,9 +135,8 @@ def _scheduler_of(
     branches: Branches,
 ) -> Scheduler:
     limits = _limits_of(config, engine_state)
-    builder = BatchBuilder(
-        limits.block_size, engine_state.pool.total, limits.eos_token_ids, engine_state.facts.window_shape
-    )
+    places = places_of(engine_state.pool)
+    builder = BatchBuilder(limits.block_size, engine_state.pool.total, limits.eos_token_ids, places)
     profiled = ProfiledBuilder(builder, engine_state.engine.profiler)
     pool, schedule = engine_state.pool, config.schedule
     return Scheduler(pool, schedule, limits, profiled, branches.gate, branches.for_scheduler(limits))

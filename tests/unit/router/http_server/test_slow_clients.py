@@ -20,6 +20,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from router.addresses import bind_listener
+from router.http_server import lingering
 from router.http_server import protocol as http_protocol
 from router.http_server.server import HttpServer, http_config
 from router.server import _client_options
@@ -27,7 +28,6 @@ from tests.certificates import Authority
 from tests.half_calls import half_a_call
 from tests.unit.router.conftest import open_frontend
 from twostroke.base.credentials import TlsConfig
-from twostroke.base.errors import ConfigError
 from twostroke.config import EndpointsConfig
 from twostroke.request import SampledToken
 from twostroke.rpc import connections, entrance, open_calls
@@ -97,7 +97,7 @@ async def ends(reader: asyncio.StreamReader) -> bytes:
     """What comes until the connection does."""
     said = b""
     with contextlib.suppress(ConnectionResetError):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while piece := await reader.read(1 << 16):
                 said += piece
     return said
@@ -142,7 +142,7 @@ async def test_who_takes_nothing_of_an_answer_is_gone_after_a_while(monkeypatch:
         reader, writer = await connect()
         writer.write(b"GET /endless HTTP/1.1\r\nHost: router\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await app.gone.wait()
 
 
@@ -233,7 +233,7 @@ async def test_connections_over_tls_leave_no_garbage(tmp_path: Path, monkeypatch
             assert len(left) == 2
             silent.transport.abort()
             cut_off.transport.abort()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while left:
                     await asyncio.sleep(0.01)
         finally:
@@ -288,23 +288,10 @@ async def test_grpc_connections_that_do_not_shake_hands_end(monkeypatch: pytest.
         writer.close()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        ({"max_connections": 0}, "--max-connections must be 1 or more"),
-        ({"max_request_bytes": 0}, "--max-request-bytes must be 1 or more"),
-        ({"max_connection_age_s": 0.0}, "--max-connection-age must be from 1 to 1000000"),
-    ],
-)
-def test_limits_that_let_nobody_in_are_refused(wrong: dict[str, float], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        EndpointsConfig(**wrong)  # type: ignore[arg-type]  # one of its fields
-
-
 async def test_who_sends_more_than_its_last_request_may_be_slow_to_take_its_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_protocol, "LINGER_SILENCE_S", 0.05)
+    monkeypatch.setattr(lingering, "LINGER_SILENCE_S", 0.05)
     begins, ends_head = b"POST /body HTTP/1.1\r\nHost: a\r\nConnection: close\r\n", b"Content-Length: 3000\r\n\r\n"
     padding = http_protocol.SLICE_BYTES - len(begins) - len(ends_head) - len(b"X: \r\n") - 3000
     async with listening() as (app, connect):

@@ -18,7 +18,7 @@ import pytest
 
 from router.endpoints.app import build_http_app
 from router.metrics import RouterMetrics
-from router.preparation import preparer
+from router.preparation import preparer, work_process
 from router.preparation.prepare import prepare
 from router.preparation.preparer import ProcessPreparer
 from router.preparation.process import MOST_BYTES, most_bytes
@@ -62,7 +62,10 @@ async def running(text: Any = None, model_dir: str = "") -> AsyncIterator[Proces
 
 
 class Ticker:
-    """How late the event loop is: a task that wants to run every 2 ms notes its longest gap."""
+    """How long work holds the event loop: a task that wants to run every 2 ms notes what its longest gap takes.
+
+    Time is the loop's own on the processor, so that a gap in which other processes have it is none.
+    """
 
     async def __aenter__(self) -> Ticker:
         self.worst_s = 0.0
@@ -76,9 +79,9 @@ class Ticker:
 
     async def _run(self) -> None:
         while True:
-            before = time.perf_counter()
+            before_s = time.thread_time()
             await asyncio.sleep(0.002)
-            self.worst_s = max(self.worst_s, time.perf_counter() - before)
+            self.worst_s = max(self.worst_s, time.thread_time() - before_s)
 
 
 WORD = "word "
@@ -184,7 +187,7 @@ async def test_tenants_take_turns_and_who_leaves_is_not_read(monkeypatch: pytest
         return PreparationOutcome(value=b"")
 
     monkeypatch.setattr(lane, "_tried", outcome)
-    monkeypatch.setattr(preparer, "MOST_WAITING_BYTES", 3 * MIB)
+    monkeypatch.setattr(work_process, "MOST_WAITING_BYTES", 3 * MIB)
 
     def ask(tenant: str, name: bytes) -> asyncio.Task[PreparationOutcome]:
         return asyncio.create_task(lane.prepare(Work("/v1/chat/completions", name * MIB, "toy", FACTS), tenant))
@@ -240,7 +243,7 @@ def test_tools_and_calls_reach_a_template_that_takes_them() -> None:
 
 
 async def test_a_body_above_what_may_wait_is_read_alone_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparer, "MOST_WAITING_BYTES", 100_000)
+    monkeypatch.setattr(work_process, "MOST_WAITING_BYTES", 100_000)
     work = work_of("tokenize", {"prompt": "a" * 200, "x": "a" * 200_000})
     async with asyncio.timeout(60), running() as prepares:
         assert [(await prepares.prepare(work, "")).error for _ in range(2)] == [None, None]
@@ -289,7 +292,7 @@ async def test_requests_that_wait_when_their_router_ends_are_refused() -> None:
         asked = [asyncio.create_task(prepares.prepare(work, "")) for _ in range(3)]
         while len(lane._queues) == 0 or len(lane._queues[""].waiting) != 2:
             await asyncio.sleep(0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         asked.append(asyncio.create_task(prepares.prepare(work, "")))
         outcomes = await asyncio.gather(*asked)
     assert all(isinstance(outcome.error, Draining) for outcome in outcomes)
@@ -329,7 +332,7 @@ async def test_without_keys_addresses_take_turns_and_who_waits_is_held_to_its_de
             return await http.post(path, json={"prompt": "a"}, headers={"x-request-timeout-s": str(timeout_s)})
 
     long = [asyncio.create_task(ask(host, "/v1/completions", 600)) for host in ("10.0.0.1", "10.0.0.2")]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(held.waiting) < 2:
             await asyncio.sleep(0.01)
         assert sorted(held.waiting) == ["10.0.0.1", "10.0.0.2"]
