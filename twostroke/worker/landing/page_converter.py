@@ -19,7 +19,7 @@ from twostroke.base.ids import PageId
 from twostroke.kv_cache.form import Conversion, page_form
 from twostroke.kv_cache.memory import PageAccess, Pages
 from twostroke.transfer.copy_threads import CopyThreads, off_loop
-from twostroke.worker.tiers.price import PageTime
+from twostroke.worker.measured.page_time import PageTime
 
 TRIALS = 8
 """Number of conversions that are timed where a worker has converted no page so far, or none for long."""

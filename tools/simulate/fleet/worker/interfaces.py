@@ -7,9 +7,8 @@ from typing import Protocol
 from tools.simulate.fleet.worker.steps import Flight, StepWatch
 from twostroke.scheduler.cost import StepCost
 from twostroke.worker.measured.link_rates import LinkRates
-from twostroke.worker.role_host import Loop, Pulls
+from twostroke.worker.role_host import Loop, Pulls, RoleHandlers
 from twostroke.worker.steps.stream_steps import StreamSteps
-from twostroke.worker.steps.work_loop import RoleHandlers
 
 
 class HostPulls(Pulls, Protocol):

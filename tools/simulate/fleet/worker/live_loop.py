@@ -19,9 +19,10 @@ from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.scheduler.values import AdmittedSequence, Emission
 from twostroke.worker.measured.rates import Rates
 from twostroke.worker.metrics import WorkerMetrics
+from twostroke.worker.role_host import RoleHandlers
 from twostroke.worker.steps.sharing import TimeSharing
 from twostroke.worker.steps.stream_steps import StreamSteps
-from twostroke.worker.steps.work_loop import RoleHandlers, WorkLoop
+from twostroke.worker.steps.work_loop import WorkLoop
 
 
 class Device(Protocol):

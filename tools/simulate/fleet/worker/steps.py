@@ -23,8 +23,9 @@ from twostroke.scheduler.batching import Chunk, Step, terms_of
 from twostroke.scheduler.cost import Budget, StepCost, StepTerms
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.values import AdmittedSequence, Emission
+from twostroke.worker.branches import Prefetching
+from twostroke.worker.role_host import RoleHandlers
 from twostroke.worker.steps.stream_steps import StreamSteps
-from twostroke.worker.steps.work_loop import Prefetching, RoleHandlers
 
 TOKEN = 0
 """Whatever is sampled: it is not looked at."""
