@@ -15,10 +15,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import yaml
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
+from cluster.terminal.shown import print_table, table
 from router.auth.api_keys import KeyEntry, KeyFile, draw_key, parse_keys
 from twostroke.base.errors import ConfigError, NotFound
 
@@ -96,12 +94,12 @@ def _list(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps({key_id: _public(entry) for key_id, entry in keys.items()}))
         return
-    table = Table(*_HEADINGS, box=box.SIMPLE_HEAD)
+    listed = table(*_HEADINGS)
     for key_id, entry in keys.items():
         limits = (entry.requests_per_minute, entry.tokens_per_minute, entry.concurrency, entry.max_priority)
         shown = ("-" if limit is None else f"{limit:g}" for limit in limits)
-        table.add_row(key_id, entry.tenant, *shown, entry.expires or "-", _state(entry, now_s))
-    Console(highlight=False).print(table)
+        listed.add_row(key_id, entry.tenant, *shown, entry.expires or "-", _state(entry, now_s))
+    print_table(listed)
 
 
 def _revoke(args: argparse.Namespace) -> None:
