@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from cluster.scaling.capacity import RequestDemand
-from cluster.scaling.planner import Planner, ScalingDecision
-from cluster.supervisor.reconcile.autoscaler import seen_from
+from cluster.scaling.planner import FleetObservation, Planner, ScalingDecision
+from cluster.supervisor.reconcile.autoscaler import with_loads
 from cluster.values.worker_counts import LatencyTargets, WorkerCounts
 from tools.output import JsonFile, write_json
 from tools.simulate.fleet import results
@@ -51,16 +51,14 @@ class Planned:
 
     def __call__(self, look: Look) -> dict[Role, int]:
         desired = WorkerCounts(look.desired[Role.PREFILL], look.desired[Role.DECODE])
-        seen = seen_from(
-            look.loads,
-            self.block_size,
+        seen = FleetObservation(
             at_s=look.at_s,
             arrived=look.arrived,
             ended=tuple(_demands(look.ended)),
             serving=WorkerCounts(look.serving[Role.PREFILL], look.serving[Role.DECODE]),
             desired=desired,
         )
-        decision = self.planner.decide(seen)
+        decision = self.planner.decide(with_loads(seen, look.loads, self.block_size))
         if decision.wanted != desired:
             self.history.append((look.at_s, decision))
         return _by_role(decision.wanted)
