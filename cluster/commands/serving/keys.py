@@ -144,12 +144,12 @@ def _write(path: Path, file: KeyFile) -> None:
         key_id: {name: value for name, value in dataclasses.asdict(entry).items() if value not in (None, False)}
         for key_id, entry in file.keys.items()
     }
-    draft = path.with_name(f".{path.name}.draft")
+    unfinished = path.with_name(f".{path.name}.unfinished")
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
     try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as out:
+        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as out:
             yaml.safe_dump({"keys": keys}, out, sort_keys=False)
-        draft.replace(path)
+        unfinished.replace(path)
     except OSError as error:
         raise ConfigError(f"--file {path} cannot be written: {error.strerror}", field="--file") from error
 

@@ -8,46 +8,38 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from cluster.supervisor.backend import MessageStore
 from twostroke.rpc.v1 import pins_pb2
 
 log = logging.getLogger(__name__)
 
 DIGEST_BYTES: Final = 16
 """128 bits of BLAKE2b over the message."""
+KIND: Final = "pin"
+"""Kind of the stored messages."""
 
 
-class PinStore(Protocol):
-    """Storage in which pins outlive the supervisor."""
-
-    def pins(self) -> Mapping[str, bytes]:
-        """Returns what was stored, by the pins' ids."""
-
-    def set_pin(self, pin_id: str, pin: bytes | None) -> None:
-        """Stores a pin, or deletes it. Raises PeerLost where the store does not answer."""
-
-
-def keep(store: PinStore, pin: pins_pb2.Pin) -> None:
+def keep(store: MessageStore, pin: pins_pb2.Pin) -> None:
     """Stores a pin. Raises PeerLost."""
     message = pin.SerializeToString()
-    store.set_pin(pin.pin_id, _digest(message) + message)
+    store.store(KIND, pin.pin_id, _digest(message) + message)
 
 
-def kept(store: PinStore) -> dict[str, pins_pb2.Pin]:
+def kept(store: MessageStore) -> dict[str, pins_pb2.Pin]:
     """Returns the stored pins by their ids. One that is damaged is deleted, with a warning that says so."""
     pins: dict[str, pins_pb2.Pin] = {}
-    for pin_id, stored in store.pins().items():
+    for pin_id, stored in store.stored(KIND).items():
         pin = _unpacked(stored)
         if pin is None or pin.pin_id != pin_id:
             log.warning(
                 "stored pin is damaged, it is deleted; `twostroke pin add` with the same prefix brings it back "
                 "pin=%s bytes=%d", pin_id, len(stored),
             )  # fmt: skip
-            store.set_pin(pin_id, None)
+            store.store(KIND, pin_id, None)
             continue
         pins[pin_id] = pin
     return pins

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cluster.supervisor.actors import Serving
+from cluster.supervisor.backend import MessageStore
 from cluster.supervisor.pins import stored
-from cluster.supervisor.pins.stored import PinStore
 from twostroke.base.errors import InvalidRequest, NotFound, PinRefused, ServeError
 from twostroke.config import Role
 from twostroke.kv_cache.block import HASH_BYTES
@@ -46,7 +46,7 @@ class NewPin:
 
 
 class WantedPins:
-    def __init__(self, store: PinStore) -> None:
+    def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._pins = stored.kept(store)
         self._new_pins: dict[str, NewPin] = {}
@@ -95,7 +95,7 @@ class WantedPins:
 
     def forget(self, pin_id: str) -> None:
         """Deletes a pin. Raises PeerLost where the store does not answer; the pin is remembered then."""
-        self._store.set_pin(pin_id, None)
+        self._store.store(stored.KIND, pin_id, None)
         del self._pins[pin_id]
 
     def expire(self, now_s: float) -> None:

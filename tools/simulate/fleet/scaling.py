@@ -1,7 +1,7 @@
 """Simulated workers that come and go: as many of each role as a plan wants, which is asked at regular intervals.
 
-A worker that comes serves after its start-up time. One that goes gets nothing new, ends what it has, and is gone; its
-memory is lost, where a live one would leave it to successors. A worker that becomes the other role is such a pair,
+A worker that comes serves after its start-up time. One that goes gets nothing new, and ends when it has answered what
+it has. Its cache is lost, where a live one would hand it over. A worker that becomes the other role is such a pair,
 with a short start-up time.
 """
 

@@ -178,8 +178,8 @@ class DraftShape:
 
     @classmethod
     def of_chances(cls, acceptance: Sequence[float], share: float = 1.0) -> DraftShape:
-        """Returns drafts as long as may be, in a share of all steps: the first token of a draft is right with the first
-        chance, each later one with its own where those before it are right. The last chance holds for all others.
+        """Returns drafts of the greatest length, in a share of all steps. Each chance is that of one token to be right
+        where those before it are. The last chance holds for all later tokens.
         """
         chances = (acceptance[min(place, len(acceptance) - 1)] for place in range(MOST_DRAFTED))
         right = tuple(itertools.accumulate(chances, lambda all_of, one: all_of * one, initial=share))
@@ -222,8 +222,8 @@ class FleetShape:
     step_target_s: float = USUAL_S
     """Target length of a decode worker's steps in which streams run."""
     local_prefill: bool = False
-    """Decode workers compute prompts that would wait at their page source, as live ones do unless told not to: off, so
-    that a policy's choices are what is seen."""
+    """Decode workers compute prompts that would wait at their page source, as live ones do by default. It is off here,
+    so that a policy's choices are what is seen."""
     max_num_seqs: int = ScheduleConfig().max_num_seqs
     """Most sequences that hold pages at once on one worker, as `--max-num-seqs`."""
     drafts: DraftShape | None = None

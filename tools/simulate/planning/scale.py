@@ -14,7 +14,7 @@ from cluster.values.worker_counts import LatencyTargets, WorkerCounts
 from tools.output import JsonFile, write_json
 from tools.simulate.fleet import results
 from tools.simulate.fleet.results import RequestOutcome, SimulatedRun, Status
-from tools.simulate.fleet.routing.routing_adapter import RoutingAdapters
+from tools.simulate.fleet.routing.simulated_routing import RoutingSetup
 from tools.simulate.fleet.scaling import Look
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulation import simulate
@@ -130,7 +130,7 @@ def compared(
     )
     fared = []
     for name, fleet, scaler in runs:
-        run = simulate(trace, fleet, RoutingAdapters(OURS, lambda: policy_of(OURS), holds=True), scaler)
+        run = simulate(trace, fleet, RoutingSetup(OURS, lambda: policy_of(OURS), holds=True), scaler)
         fared.append(_fared(name, run, promise))
     return planned, fared
 

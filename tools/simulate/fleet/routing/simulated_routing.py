@@ -39,8 +39,8 @@ class _Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class RoutingAdapters:
-    """Makes one for each router."""
+class RoutingSetup:
+    """How the routers of a fleet decide."""
 
     policy: str
     new_policy: Callable[[], Policy]
@@ -48,19 +48,17 @@ class RoutingAdapters:
     """Requests wait in the router for their turn; otherwise they go at once and wait at their workers, as in systems
     that know no admission."""
 
-    def __call__(self, shape: FleetShape, router: int, events: EventUse) -> RoutingAdapter:
-        rules = Rules(queues=self.holds, reconsiders=self.policy in RECONSIDERING, slo_ttft_s=shape.slo_ttft_s)
-        narrows, seed = self.policy in NARROWING, shape.seed * 1000 + router
-        return RoutingAdapter(self.new_policy(), rules, shape, events, seed=seed, narrows=narrows)
+    def __call__(self, shape: FleetShape, router: int, events: EventUse) -> SimulatedRouting:
+        return SimulatedRouting(self, shape, router, events)
 
 
-class RoutingAdapter:
-    def __init__(
-        self, policy: Policy, rules: Rules, shape: FleetShape, events: EventUse, *, seed: int, narrows: bool
-    ) -> None:
+class SimulatedRouting:
+    def __init__(self, setup: RoutingSetup, shape: FleetShape, router: int, events: EventUse) -> None:
+        rules = Rules(queues=setup.holds, reconsiders=setup.policy in RECONSIDERING, slo_ttft_s=shape.slo_ttft_s)
+        narrows, seed = setup.policy in NARROWING, shape.seed * 1000 + router
         self._index = PrefixIndex()
         self._reservations = Reservations()
-        self._selector = Selector(policy, self._index, self._reservations, seed=seed, narrows=narrows)
+        self._selector = Selector(setup.new_policy(), self._index, self._reservations, seed=seed, narrows=narrows)
         self._admission = Admission(rules, self._selector, self._reservations)
         self._fleet_shape = shape
         self._shape = Shape(block_size=shape.block_size, page_bytes=shape.page_bytes)
@@ -197,7 +195,7 @@ class RoutingAdapter:
         return (changes, is_whole) if changes or is_whole else None
 
     def heard_router(self, router: str, changes: ReservationChanges, is_whole: bool, now_s: float) -> None:
-        """Takes what the adapter of another router returned from `reservation_update`."""
+        """Takes what the routing of another router returned from `reservation_update`."""
         self._reservations.apply(RouterId(router), changes, now_s, whole=is_whole)
 
     def left_router(self, router: str, now_s: float) -> None:

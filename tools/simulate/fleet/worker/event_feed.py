@@ -70,12 +70,8 @@ class SimulatedEventFeed:
         load.running = scheduler.running
         load.waiting = scheduler.waiting
         load.queued_tokens = queued.tokens + queued.stream_tokens
-        load.pages_free = count(PageState.FREE)
-        load.pages_cached = count(PageState.CACHED)
-        load.pages_arriving = count(PageState.ARRIVING)
-        load.pages_active = count(PageState.ACTIVE)
-        load.pages_quarantined = count(PageState.QUARANTINED)
-        load.pages_pinned = count(PageState.PINNED)
+        for state in PageState:
+            setattr(load, f"pages_{state.name.lower()}", count(state))
         budget = host.loop.budget
         load.queued_s = budget.drain_s(queued, scheduler.step_tokens)
         load.costs.step_target_s = budget.step_s(queued.streams, queued.context_tokens)

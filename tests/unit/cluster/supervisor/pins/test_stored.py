@@ -69,7 +69,7 @@ async def test_a_supervisor_that_dies_before_it_has_stored_a_pin_leaves_it_at_no
 async def test_a_supervisor_that_dies_before_workers_know_of_a_removal_takes_the_pin_back_afterwards() -> None:
     async with fleet_of("decode-0", "decode-1") as fleet:
         await fleet.put(pin_of())
-        fleet.store.set_pin(pin_of().pin_id, None)
+        fleet.store.store("pin", pin_of().pin_id, None)
         fleet.pins = fleet.restarted()
         for worker in fleet.workers:
             await fleet.pins.give(worker)
