@@ -130,9 +130,9 @@ class Supervisor:
     async def reload(self, model: str, deadline_s: float) -> list[str]:
         """Lets all workers load these weights, one at a time; an empty name means the model that they have.
 
-        Returns when all workers that serve have them, and which do not serve since Ray has no node for them: these
-        begin with the new weights. Raises ConfigError where the model cannot take the place of the
-        one that is served, or cannot be loaded; then the weights stay as they were.
+        Returns when all workers that serve have them. The result names those that Ray has no node for: they will begin
+        with the new weights. Raises ConfigError where the model cannot take the place of the one that is served, or
+        cannot be loaded. Then the weights stay as they were.
         """
         self._tasks()
         return await self._reloads.reload(model, deadline_s)

@@ -45,8 +45,8 @@ class Diagnosis:
 
 
 def diagnose(facts: Facts) -> Diagnosis:
-    """Returns the first cause that is there, the nearest to the root first: what is wrong with workers explains what is
-    wrong with reuse, and a chat that reads differently the second time explains where it went.
+    """Returns the first cause that is found. Causes that explain others are looked for first: a worker that does not
+    serve explains why nothing was reused there.
     """
     return next(verdict for check in CHECKS if (verdict := check(facts)) is not None)
 

@@ -153,8 +153,8 @@ class LineLimit:
 class OwnFile(RotatingFileHandler):
     """A file that this process's output goes to: copied and emptied where it is large. A few copies are kept.
 
-    A process that has it open continues in the same file: libraries that write to a descriptor by themselves, and a
-    second process that shares it.
+    Whoever has it open continues in the same file: a library that writes to a descriptor by itself, or a second process
+    that shares it.
     """
 
     def __init__(self, path: Path, most_bytes: int = MOST_FILE_BYTES) -> None:
