@@ -37,11 +37,11 @@ COLLECT_AT = 200_000
 look through them after every 700 takes a fifth of its time."""
 
 Runner = Callable[[Sequence[Trial]], list[SimulatedRun]]
-"""In the order of the trials."""
+"""Runs trials, and returns their results in the same order."""
 
 
 def runner(jobs: int) -> Runner:
-    """Says on standard error what has ended: some runs take minutes."""
+    """Returns what runs trials. It says on standard error which have ended, as some take minutes."""
 
     def run_all(trials: Sequence[Trial]) -> list[SimulatedRun]:
         if jobs == 1 or len(trials) < 2:
