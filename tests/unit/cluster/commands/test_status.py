@@ -75,7 +75,7 @@ def test_status_shows_memory_as_billed_beside_as_measured_and_the_hit_rate(capsy
 def test_status_shows_parts_of_blocks_that_lie_apart_as_it_shows_pages(capsys: pytest.CaptureFixture[str]) -> None:
     entry = worker(None)
     entry.load.pages_total, entry.load.pages_free, entry.load.pages_cached = 91, 80, 11
-    entry.load.windows.total, entry.load.windows.free, entry.load.windows.cached = 40, 9, 31
+    entry.load.further.total, entry.load.further.free, entry.load.further.cached = 40, 9, 31
     print_tables(MODEL, [], [worker_values(entry)])
     assert "91: 80 free, 11 cached; windows 40: 9 free, 31 cached" in " ".join(capsys.readouterr().out.split())
 

@@ -19,7 +19,7 @@ from tools.simulate.fleet.event_queue import EventQueue
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.worker.interfaces import WorkerParts
 from twostroke.base.ids import BlockHash, PageId
-from twostroke.kv_cache.memory import Window
+from twostroke.kv_cache.memory import PageAccess
 from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.tiers.byte_budget import WriteBudget
 from twostroke.kv_cache.tiers.disk_store import DiskStore, ReclaimedRecord, RecordPlace
@@ -350,7 +350,7 @@ class SimulatedReader:
         self._next()
 
 
-class _Nowhere(Window):
+class _Nowhere(PageAccess):
     """Stands for the pool's memory, which a simulated worker does not have."""
 
     def read(self, batches: Iterable[Sequence[int]]) -> Iterator[list[memoryview]]:
