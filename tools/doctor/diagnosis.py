@@ -159,11 +159,9 @@ def _vocabulary(facts: Facts) -> Diagnosis | None:
 
 
 def _tokenizer(facts: Facts) -> Diagnosis | None:
-    for canary in (facts.first, facts.second):
-        if canary.prompt_tokens != len(canary.tokens) and facts.first.tokens == facts.second.tokens:
-            finding = (
-                f"Tokenize makes {len(canary.tokens)} tokens of the chat, and the request had {canary.prompt_tokens}"
-            )
+    for chat in (facts.first, facts.second):
+        if chat.prompt_tokens != len(chat.tokens) and facts.first.tokens == facts.second.tokens:
+            finding = f"Tokenize makes {len(chat.tokens)} tokens of the chat, and the request had {chat.prompt_tokens}"
             return Diagnosis(Cause.TOKENIZER, finding, SAME_FILES)
     return None
 

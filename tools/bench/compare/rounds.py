@@ -18,7 +18,7 @@ WARMUP_OUTPUT_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ServerTurn:
     round: int
     """From 0 on."""
     number: int
@@ -36,8 +36,8 @@ class CompareRun:
     report: Report
 
 
-def turns_of(rounds: int, scenarios: Sequence[Scenario], endpoints: Sequence[Endpoint]) -> list[Turn]:
-    return [Turn(*turn) for turn in in_turns(rounds, scenarios, endpoints)]
+def turns_of(rounds: int, scenarios: Sequence[Scenario], endpoints: Sequence[Endpoint]) -> list[ServerTurn]:
+    return [ServerTurn(*turn) for turn in in_turns(rounds, scenarios, endpoints)]
 
 
 def plan_of(load: ScenarioLoad, seed: int) -> list[PlannedRequest]:
@@ -80,7 +80,7 @@ def runs_of(options: CompareOptions) -> int:
     return options.rounds * len(options.endpoints.all) * sum(len(scenario.loads) for scenario in options.scenarios)
 
 
-async def run_load(options: CompareOptions, turn: Turn, load: ScenarioLoad) -> CompareRun:
+async def run_load(options: CompareOptions, turn: ServerTurn, load: ScenarioLoad) -> CompareRun:
     endpoints, endpoint = options.endpoints, turn.endpoint
     client = await connect(endpoint.target, endpoints.prompt_seed(endpoint, turn.number), endpoints.vocab_size)
     try:

@@ -30,7 +30,7 @@ from twostroke.rpc.v1.control_pb2 import WORKER_STATE_SERVING, Load, ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
-class _Ask:
+class _Unplaced:
     """A request that wants to be placed, for the first time or again."""
 
     request: QueuedRequest
@@ -67,9 +67,9 @@ class SimulatedRouting:
         self._known: dict[WorkerId, Worker] = {}
         self._serving: Workers | None = None
         """Those of `known` that serve; None while it has to be found out again."""
-        self._asks: dict[RequestId, _Ask] = {}
+        self._asks: dict[RequestId, _Unplaced] = {}
         """All requests that are open."""
-        self._waiting: dict[RequestId, _Ask] = {}
+        self._waiting: dict[RequestId, _Unplaced] = {}
         """No decode worker serves."""
         self._noticed = False
         """Something has changed that may let held requests go."""
@@ -133,11 +133,11 @@ class SimulatedRouting:
         workers, request_id = self._workers(), request.request_id
         may_take = Workers(self._shape, _others(workers.decode, without), workers.prefill) if without else workers
         if not workers.decode:
-            self._waiting[request_id] = _Ask(request, without)
+            self._waiting[request_id] = _Unplaced(request, without)
         elif not may_take.decode:
             self._due.append(Refused(request_id, Reason.QUEUE_FULL))
         else:
-            self._asks[request_id] = _Ask(request, without)
+            self._asks[request_id] = _Unplaced(request, without)
             begun_s = time.thread_time()
             verdict = self._admission.enter(request, may_take, now_s)
             self.decision_cpu_s += time.thread_time() - begun_s
@@ -211,8 +211,8 @@ class SimulatedRouting:
 
     def _look_again(self, now_s: float) -> None:
         waiting, self._waiting = self._waiting, {}
-        for ask in waiting.values():
-            self.place(ask.request, ask.without, now_s)
+        for each in waiting.values():
+            self.place(each.request, each.without, now_s)
 
     def _workers(self) -> Workers:
         if self._serving is None:

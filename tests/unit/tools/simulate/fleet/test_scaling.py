@@ -11,13 +11,13 @@ from router.routing.policies import RECONSIDERING, policy_named
 from tests.unit.tools.simulate.fleet.fleets import SMALL, row, trace
 from tools.simulate.fleet.results import Status
 from tools.simulate.fleet.routing.simulated_routing import RoutingSetup
-from tools.simulate.fleet.scaling import Look
+from tools.simulate.fleet.scaling import FleetReport
 from tools.simulate.fleet.simulation import simulate
 from twostroke.config import Role
 
 
 class Script:
-    """(prefill, decode) at each look; the last one stays."""
+    """(prefill, decode) at each report; the last one stays."""
 
     tick_s, start_s, switch_s = 1.0, 1.0, 0.5
 
@@ -25,10 +25,10 @@ class Script:
         self.begin = by_role(begin)
         self._then = iter(then)
         self._last = begin
-        self.seen: list[Look] = []
+        self.seen: list[FleetReport] = []
 
-    def __call__(self, look: Look) -> dict[Role, int]:
-        self.seen.append(look)
+    def __call__(self, report: FleetReport) -> dict[Role, int]:
+        self.seen.append(report)
         self._last = next(self._then, self._last)
         return by_role(self._last)
 
