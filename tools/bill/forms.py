@@ -43,9 +43,8 @@ class FormBill:
         """What the host tier takes, if there is one."""
         if not self.host_pages:
             return 0
-        further = self.size.further
-        parts = 0 if further is None else host_pool_bytes(self.host_further, further.page_bytes)
-        return host_pool_bytes(self.host_pages, self.size.page_bytes) + parts
+        further = sum(host_pool_bytes(self.host_further, group.page_bytes) for group in self.size.further)
+        return host_pool_bytes(self.host_pages, self.size.page_bytes) + further
 
     @property
     def pool_bytes(self) -> int:
@@ -54,10 +53,9 @@ class FormBill:
 
     def step_bytes(self, streams: int, tokens: int) -> float:
         """Returns what a decode step of so many streams reads. Each stream attends to `tokens`."""
-        size, further = self.size, self.size.further
+        size = self.size
         seen_bytes = tokens * size.page_bytes / size.block_size
-        if further is not None:
-            seen_bytes += min(tokens, further.seen_tokens) * further.page_bytes / size.block_size
+        seen_bytes += sum(min(tokens, group.seen_tokens) * group.page_bytes / size.block_size for group in size.further)
         return self.weights_step_bytes + streams * seen_bytes
 
     def ceiling(self, bytes_per_s: float, streams: int, tokens: int) -> float | None:
@@ -101,7 +99,7 @@ def _bill_of(model: BilledModel, form: str, flags: BillFlags) -> FormBill:
 
 
 def _layout_of(size: PoolSize) -> PoolLayout:
-    further = [] if size.further is None else [PageRegion(size.further.pages, size.further.page_bytes)]
+    further = [PageRegion(group.pages, group.page_bytes) for group in size.further]
     return PoolLayout.of(size.pages, size.page_bytes, *further)
 
 

@@ -66,9 +66,10 @@ def _prefill_pages(pool: SharedPool, pool_bytes: int) -> int:
 
 def _sizes_beside(own: PoolSize, sent: PoolSize) -> tuple[int, ...]:
     """Returns the bytes of a page and of its converted copy: of each group, if both forms keep groups apart."""
-    if own.further is None or sent.further is None:
+    if not (own.further and sent.further):
         return (own.block_bytes + sent.block_bytes,)
-    return own.page_bytes + sent.page_bytes, own.further.page_bytes + sent.further.page_bytes
+    further = zip(own.further, sent.further, strict=True)
+    return own.page_bytes + sent.page_bytes, *(left.page_bytes + right.page_bytes for left, right in further)
 
 
 def _conversion_s(model: BilledModel, flags: BillFlags, form: str) -> float:

@@ -113,17 +113,17 @@ def print_tables(model: control_pb2.ModelInfo, routers: Sequence[Values], worker
 
 
 def _pages(worker: Values) -> str:
-    """Describes pages as "91: 80 free, 11 cached; windows 40: 9 free, 31 cached; disk 512 (37% full)".
+    """Describes pages as "91: 80 free, 11 cached; further 40: 9 free, 31 cached; disk 512 (37% full)".
 
-    States without pages are left out.
+    Every message of the load that has a total is described as the pages are. States without pages are left out.
     """
     states = {name.removeprefix("pages_"): count for name, count in worker.items() if name.startswith("pages_")}
-    further = [] if worker["further"] is None else [f"windows {_counts(worker['further'])}"]
+    apart = {name: value for name, value in worker.items() if isinstance(value, dict) and "total" in value}
     below = (
         f"{each['tier']} {each['blocks']} ({each['used_bytes'] / max(1, each['capacity_bytes']):.0%} full)"
         for each in worker["tiers"]
     )
-    return "; ".join([_counts(states), *further, *below])
+    return "; ".join([_counts(states), *(f"{name} {_counts(each)}" for name, each in apart.items()), *below])
 
 
 def _counts(states: Values) -> str:

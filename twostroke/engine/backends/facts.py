@@ -188,7 +188,7 @@ def conversion_of(
         )
         for shape, group in zip(shapes, groups, strict=True)
     )
-    return replace(first, further=further[0] if further else None)
+    return replace(first, further=tuple(further))
 
 
 def _kv_form(config: WorkerConfig) -> KvForm:

@@ -77,7 +77,7 @@ def test_status_shows_parts_of_blocks_that_lie_apart_as_it_shows_pages(capsys: p
     entry.load.pages_total, entry.load.pages_free, entry.load.pages_cached = 91, 80, 11
     entry.load.further.total, entry.load.further.free, entry.load.further.cached = 40, 9, 31
     print_tables(MODEL, [], [worker_values(entry)])
-    assert "91: 80 free, 11 cached; windows 40: 9 free, 31 cached" in " ".join(capsys.readouterr().out.split())
+    assert "91: 80 free, 11 cached; further 40: 9 free, 31 cached" in " ".join(capsys.readouterr().out.split())
 
 
 def test_status_says_by_name_all_that_a_worker_reports() -> None:

@@ -211,7 +211,7 @@ def _cpu_arithmetic(config: WorkerConfig) -> str:
 
 def _in_pieces(conversion: Conversion) -> Conversion:
     """Returns a conversion of pages in the native order, in each group."""
-    further = None if conversion.further is None else replace(conversion.further, has_pieces=True)
+    further = tuple(replace(each, has_pieces=True) for each in conversion.further)
     return replace(conversion, has_pieces=True, further=further)
 
 
