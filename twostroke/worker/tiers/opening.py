@@ -23,10 +23,10 @@ from twostroke.kv_cache.tiers.record import RecordFormat, identity_of
 from twostroke.kv_cache.tiers.trust import check_root
 from twostroke.models.catalog.places import cache_dir
 from twostroke.transfer.copy_threads import CopyThreads
+from twostroke.worker.measured.page_time import PageTime
 from twostroke.worker.tiers.disk_tier import OpenedDisk
 from twostroke.worker.tiers.group_tiers import GroupTiers
 from twostroke.worker.tiers.page_tiers import PageTiers
-from twostroke.worker.tiers.price import PageTime
 
 log = logging.getLogger(__name__)
 

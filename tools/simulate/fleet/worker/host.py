@@ -298,11 +298,11 @@ class SimulatedHost:
     def ran(self, flight: Flight) -> None:
         seconds, use = flight.after(flight.steps), self.use
         use.busy_s += seconds
-        use.prefill_s += seconds * flight.prompt_share
+        use.prefill_s += seconds * flight.prompt_fraction
         use.steps += flight.steps
         use.prompt_tokens += flight.terms.prompt_tokens
         use.output_tokens += flight.tokens
-        self.prefill_busy_s += seconds * flight.prompt_share
+        self.prefill_busy_s += seconds * flight.prompt_fraction
         if self.decode_service is not None:
             self._times.count(flight)
 

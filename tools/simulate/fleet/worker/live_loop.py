@@ -18,9 +18,10 @@ from twostroke.scheduler.cost import Budget, StepCost, StepTerms
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.scheduler.values import AdmittedSequence, Emission
 from twostroke.worker.measured.rates import Rates
+from twostroke.worker.role_host import RoleHandlers
 from twostroke.worker.steps.sharing import TimeSharing
 from twostroke.worker.steps.stream_steps import StreamSteps
-from twostroke.worker.steps.work_loop import RoleHandlers, WorkLoop
+from twostroke.worker.steps.work_loop import WorkLoop
 
 
 class Device(Protocol):
@@ -102,7 +103,7 @@ class LiveLoop:
 
         def updated(step: Step, result: StepResult) -> list[Emission]:
             terms = StepTerms.of(step.batch)
-            begun_s, share = host.virtual_loop.time() - result.seconds, self.cost.prompt_share(terms)
+            begun_s, share = host.virtual_loop.time() - result.seconds, self.cost.prompt_fraction(terms)
             watch.ran(Flight(step, terms, begun_s, result.seconds, 0.0, share, (), 1))
             return take_in(step, result)
 

@@ -22,9 +22,9 @@ from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.batching import Chunk, Step, terms_of
 from twostroke.scheduler.cost import Budget, StepCost, StepTerms
 from twostroke.scheduler.values import AdmittedSequence, Emission
-from twostroke.worker.role_host import Loop
+from twostroke.worker.branches import Prefetching
+from twostroke.worker.role_host import Loop, RoleHandlers
 from twostroke.worker.steps.stream_steps import StreamSteps
-from twostroke.worker.steps.work_loop import Prefetching, RoleHandlers
 
 TOKEN = 0
 """Whatever is sampled: it is not looked at."""
@@ -67,7 +67,7 @@ class StepPace:
             repeats = min(repeats, NOISY_STEPS - 1)
             steps = ((length_s + n * growth_s) * self.factor() for n in range(repeats + 1))
             noisy = tuple(itertools.accumulate(steps))
-        return Flight(step, terms, begun_s, length_s, growth_s, cost.prompt_share(terms), noisy, 1 + repeats)
+        return Flight(step, terms, begun_s, length_s, growth_s, cost.prompt_fraction(terms), noisy, 1 + repeats)
 
     def factor(self) -> float:
         """Draws a factor of a step's length; the mean is 1."""
@@ -85,7 +85,7 @@ class Flight:
     begun_s: float
     first_s: float
     growth_s: float
-    prompt_share: float
+    prompt_fraction: float
     """Share of the step's length that prompt tokens take."""
     noisy: tuple[float, ...]
     """Seconds from the beginning to the end of each step, where there is noise."""

@@ -28,10 +28,11 @@ from twostroke.kv_cache.tiers.record import RecordFormat
 from twostroke.kv_cache.tiers.sightings import Sightings
 from twostroke.rpc.events import tier_to_message
 from twostroke.rpc.v1 import control_pb2
+from twostroke.worker.measured.page_time import PageTime, ReadTimes
 from twostroke.worker.tiers.loads.prefetch import Prefetch
 from twostroke.worker.tiers.loads.tier_loads import TierLoads
+from twostroke.worker.tiers.metrics import TierMetrics
 from twostroke.worker.tiers.page_tiers import MOST_STAGED, SECOND_SIGHT, STAGING_BYTES
-from twostroke.worker.tiers.price import PageTime, ReadTimes
 from twostroke.worker.tiers.reader import THREADS, BusyThreads, MissingPage, PageRead, ReadJob, TierReaders
 
 NO_BYTES = memoryview(b"")
@@ -99,7 +100,7 @@ class SimulatedTiers:
         self._sightings = Sightings()
         self._times = {tier: PageTime(shape.tier_page_s(tier)) for tier in (Tier.HOST, Tier.DISK)}
         self._readers = {tier: _readers(host.queue, tier, self) for tier in (Tier.HOST, Tier.DISK)}
-        self.metrics = host.metrics.of_tiers()
+        self.metrics = TierMetrics(host.metrics.registry, host.role.value)
         self.host_window = NOWHERE
         if disk is not None:
             disk.mount(self)
