@@ -6,17 +6,18 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tools.bill.draft import BilledDraft, billed_draft
+from tools.bill.draft import billed_draft
 from tools.bill.forms import FormBill, form_bills
 from tools.bill.measure import MachineCosts, known_bandwidth, measured
 from tools.bill.mixed import MixedBill, mixed_bills
-from tools.bill.model import BilledModel, RankedWorker, billed_model
+from tools.bill.model import BilledModel, LayerGroup, RankedWorker, billed_model
 from tools.bill.options import BillFlags
 from tools.bill.requests.log import LogBill, read_log
 from tools.bill.tiers import break_even_pages
 from twostroke.base.errors import ConfigError
 from twostroke.kv_cache.memory import available_memory_bytes
 from twostroke.kv_cache.pool_size import refuse_more_than_free
+from twostroke.models.drafts.check import DraftModelPlan
 
 SURE: Final = 2.33
 """Standard deviations with which the requests of a log fit in 99 of 100 draws."""
@@ -37,13 +38,18 @@ class Bill:
     """For decode workers of other forms."""
     free_bytes: int
     """What this machine has free."""
-    draft: BilledDraft | None = None
+    draft: DraftModelPlan | None = None
     """What a decode worker holds in addition for a draft model."""
 
     @property
     def chosen(self) -> FormBill:
         """The bill of the form that is asked for."""
         return self.forms[self.flags.form]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and answer together."""
+        return self.model.plan.longest
 
     @property
     def on_gpu(self) -> bool:
@@ -54,7 +60,8 @@ class Bill:
         """What one worker takes on a CPU."""
         pages = self.chosen.pool_bytes + self.chosen.host_tier_bytes
         draft = 0 if self.draft is None else self.draft.total_bytes
-        return self.model.weights.total + self.model.working_bytes + pages + draft
+        plan = self.model.plan
+        return plan.weights.total + plan.working_bytes + pages + draft
 
     def capacity_tokens(self, form: FormBill, tier: int) -> int:
         """Returns how many tokens all tiers up to this one hold: 0 for the pool, 1 with the host, 2 with the disk."""
@@ -69,7 +76,7 @@ class Bill:
 
     def advice(self) -> tuple[str, ...]:
         """Says what would be refused or not be served at the start of a worker, and what to change."""
-        said = [self.chosen.size.advice(self.model.longest)]
+        said = [self.chosen.size.advice(self.longest)]
         if not self.on_gpu:
             try:
                 draft = 0 if self.draft is None else self.draft.pool_bytes
@@ -82,15 +89,15 @@ class Bill:
 def make_bill(flags: BillFlags) -> Bill:
     """Counts, reads and measures. Raises ServeError for what cannot be served or read."""
     model = billed_model(flags)
-    forms = form_bills(model, flags)
+    forms, longest = form_bills(model), model.plan.longest
     log = read_log(flags.requests, flags.memory.block_size)
-    lengths = flags.requests.lengths or _usual_lengths(model, log)
-    if too_long := [length for length in lengths if length > model.longest]:
+    lengths = flags.requests.lengths or _usual_lengths(longest, log)
+    if too_long := [length for length in lengths if length > longest]:
         raise ConfigError(
-            f"--length {too_long[0]} is more than the {model.longest} tokens that the model takes", field="length"
+            f"--length {too_long[0]} is more than the {longest} tokens that the model takes", field="length"
         )
     chosen = forms[flags.form].size
-    longest_bytes = forms[flags.model.dtype].size.block_bytes * chosen.request(model.longest).pages
+    longest_bytes = forms[flags.model.dtype].size.block_bytes * chosen.request(longest).pages
     return Bill(
         flags=flags,
         model=model,
@@ -99,16 +106,16 @@ def make_bill(flags: BillFlags) -> Bill:
         log=log,
         bytes_per_s=known_bandwidth(flags),
         measured=measured(flags, chosen.block_bytes, longest_bytes) if flags.machine.measure else None,
-        mixed=mixed_bills(model, forms, flags),
+        mixed=mixed_bills(model, forms),
         free_bytes=available_memory_bytes(),
-        draft=billed_draft(flags, model.weights),
+        draft=billed_draft(model),
     )
 
 
-def _usual_lengths(model: BilledModel, log: LogBill | None) -> tuple[int, ...]:
+def _usual_lengths(longest: int, log: LogBill | None) -> tuple[int, ...]:
     if log is None:
-        return tuple(sorted({max(1, model.longest // part) for part in (16, 4, 2, 1)}))
-    lengths = {min(log.percentile(percent), model.longest) for percent in (50, 90, 99)}
+        return tuple(sorted({max(1, longest // divisor) for divisor in (16, 4, 2, 1)}))
+    lengths = {min(log.percentile(percent), longest) for percent in (50, 90, 99)}
     return tuple(sorted(lengths))
 
 
@@ -118,10 +125,10 @@ def as_json(bill: Bill) -> dict[str, Any]:
     return {
         "model": bill.model.name,
         "kv_format": bill.flags.form,
-        "groups": [dataclasses.asdict(group) for group in bill.model.groups],
-        "weight_bytes": bill.model.weights.total,
-        "step_weight_bytes": bill.model.weights.step,
-        "working_bytes": bill.model.working_bytes,
+        "groups": [_group_json(group) for group in bill.model.groups],
+        "weight_bytes": bill.model.plan.weights.total,
+        "step_weight_bytes": bill.model.plan.weights.step,
+        "working_bytes": bill.model.plan.working_bytes,
         "ranks": [_ranked_json(worker) for worker in bill.model.ranked],
         "draft": _draft_json(bill.draft),
         "forms": forms,
@@ -134,12 +141,25 @@ def as_json(bill: Bill) -> dict[str, Any]:
     }
 
 
+def _group_json(group: LayerGroup) -> dict[str, Any]:
+    shape = group.shape
+    return {
+        "kind": group.kind,
+        "layers": shape.layers,
+        "kv_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "window": group.window,
+        "latent_rank": shape.latent_rank,
+    }
+
+
 def _ranked_json(worker: RankedWorker) -> dict[str, Any]:
-    ranks = [{"weight_bytes": rank.weights.total, "working_bytes": rank.working_bytes} for rank in worker.ranks]
-    return {"role": worker.role, "ranks": ranks, "sums_bytes": worker.sums_bytes}
+    plan = worker.plan
+    ranks = [{"weight_bytes": rank.weights.total, "working_bytes": rank.working_bytes} for rank in plan.processes]
+    return {"role": worker.role, "ranks": ranks, "sums_bytes": plan.shared_bytes}
 
 
-def _draft_json(draft: BilledDraft | None) -> dict[str, Any] | None:
+def _draft_json(draft: DraftModelPlan | None) -> dict[str, Any] | None:
     if draft is None:
         return None
     return {
@@ -175,7 +195,7 @@ def _request_json(bill: Bill, tokens: int) -> dict[str, Any]:
 
 
 def _tiers_json(bill: Bill) -> dict[str, Any] | None:
-    found, most = bill.measured, bill.chosen.size.request(bill.model.longest).pages
+    found, most = bill.measured, bill.chosen.size.request(bill.longest).pages
     if found is None:
         return None
     computing = None if found.compute is None else dataclasses.asdict(found.compute)

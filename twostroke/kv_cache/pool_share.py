@@ -61,9 +61,9 @@ class SharedPool:
         """
         return 2 * self._window_blocks + -(-self.step_tokens // self.block_size)
 
-    def size(self, memory_bytes: int) -> PoolSize:
-        """Returns the figures of the pool that the memory holds. Raises ConfigError as `layout` does."""
-        first, *others = self.layout(memory_bytes).regions
+    def size_of(self, layout: PoolLayout) -> PoolSize:
+        """Returns the figures of a pool with these pages."""
+        first, *others = layout.regions
         if not others:
             return PoolSize(first.pages, first.page_bytes, self.block_size)
         windows = WindowPages(others[0].pages, others[0].page_bytes, self._window, self._window_blocks)

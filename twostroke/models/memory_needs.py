@@ -174,33 +174,35 @@ def plain_weights(spec: ModelSpec, dtype: str, *, with_head: bool = True) -> Wei
     return WeightBytes(total, headless - unread + embedding * with_head)
 
 
-def weights_on_cpu(spec: ModelSpec, dtype: str, layouts: LayoutOf | None, *, is_int8: bool) -> tuple[WeightBytes, str]:
+def weights_on_cpu(
+    spec: ModelSpec, dtype: str, layouts: LayoutOf | None, *, is_int8: bool, with_head: bool = True
+) -> tuple[WeightBytes, str]:
     """Returns the weights as a worker on CPUs holds them, and how.
 
     Native kernels pack bfloat16 and int8 of our families; all others are torch's. `layouts` are those of the files.
     """
     if dtype != "bfloat16" or spec.generic is not None:
-        return plain_weights(spec, dtype), dtype
+        return plain_weights(spec, dtype, with_head=with_head), dtype
     if layouts is not None:
         from twostroke.models.families.table import layouts_named  # loads torch
 
-        return stored_weights(spec, layouts_named(layouts, spec)), "packed as in the file"
-    return packed_weights(spec, is_int8=is_int8), f"packed {'int8' if is_int8 else dtype}"
+        return stored_weights(spec, layouts_named(layouts, spec), with_head=with_head), "packed as in the file"
+    return packed_weights(spec, is_int8=is_int8, with_head=with_head), f"packed {'int8' if is_int8 else dtype}"
 
 
-def device_weights(spec: ModelSpec, dtype: str, layout_of: LayoutOf | None, *, with_head: bool = True) -> int:
-    """Returns the bytes of the weights on a device, where matrices of codes stay codes: but experts and the embedding.
+def device_weights(spec: ModelSpec, dtype: str, layout_of: LayoutOf | None, *, with_head: bool = True) -> WeightBytes:
+    """Returns the weights on a device, where matrices of codes stay codes: but experts and the embedding.
 
     `layout_of` knows matrices by the names that the program has for them, and is None where all are plain numbers.
     """
-    total = spec.weight_bytes(dtype, with_head=with_head)
+    plain, saved = plain_weights(spec, dtype, with_head=with_head), 0
     if layout_of is None:
-        return total
+        return plain
     for name, rows, inputs in _dense_matrices(spec, with_head=with_head):
         layout = layout_of(f"{name}.weight")
         if layout is not None:
-            total += device_matrix_bytes(layout, rows, inputs) - rows * inputs * DTYPE_BYTES[dtype]
-    return total
+            saved += rows * inputs * DTYPE_BYTES[dtype] - device_matrix_bytes(layout, rows, inputs)
+    return WeightBytes(plain.total - saved, plain.step - saved)
 
 
 def _dense_matrices(spec: ModelSpec, *, with_head: bool) -> Iterator[tuple[str, int, int]]:

@@ -1,4 +1,4 @@
-"""Facts about a worker's model and its page pool, which a plan has before anything is loaded. No torch here."""
+"""Facts about a worker's loaded model and its page pool, for everybody but the engine. No torch here."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twostroke.base.cache_key import cache_key
-from twostroke.base.errors import ConfigError
 from twostroke.base.ids import PageId
 from twostroke.config import Role, WorkerConfig
 from twostroke.config.worker import kv_format_of
+from twostroke.engine.backends.memory_plan import MemoryPlan
 from twostroke.kv_cache.block import HASH_SCHEME
 from twostroke.kv_cache.form import Conversion, KvForm, PageShape, page_form
 from twostroke.kv_cache.groups.page_group import PageGroup
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
-from twostroke.kv_cache.pool_share import SharedPool
-from twostroke.kv_cache.pool_size import PoolSize
 from twostroke.kv_cache.windows.shape import WindowShape
 from twostroke.models.revision import revision_of
 
@@ -92,50 +90,47 @@ class LoadedModel:
 
 
 def model_facts(
-    config: WorkerConfig, spec: ModelSpec, model_dir: Path, layout: PoolLayout, groups: tuple[PageGroup, ...]
+    config: WorkerConfig,
+    plan: MemoryPlan,
+    spec: ModelSpec,
+    model_dir: Path,
+    key_centers: torch.Tensor | None,
 ) -> LoadedModel:
+    """Returns the facts about a model in a directory. `key_centers` are for pages that are converted."""
     facts = facts_of(
         config,
+        plan,
         model=Path(config.model.model).name,
-        layout=layout,
-        groups=groups,
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
-        longest_sequence=spec.max_position_embeddings,
         revision=revision_of(model_dir, spec),
     )
-    return replace(facts, model_dir=str(model_dir))
+    return replace(
+        facts,
+        model_dir=str(model_dir),
+        conversion=conversion_of(config, plan.shapes, plan.groups, key_centers),
+        fingerprint=facts.fingerprint + GROUPS_APART * (len(plan.groups) > 1),
+    )
 
 
 def facts_of(
     config: WorkerConfig,
+    plan: MemoryPlan,
     *,
     model: str,
-    layout: PoolLayout,
-    groups: tuple[PageGroup, ...],
     vocab_size: int,
     eos_token_ids: tuple[int, ...],
-    longest_sequence: int,
     revision: str,
 ) -> LoadedModel:
-    wanted = config.model.max_model_len
-    if wanted is not None and wanted > longest_sequence:
-        raise ConfigError(
-            f"--max-model-len {wanted} is more than the {longest_sequence} tokens that the model was made for",
-            field="max_model_len",
-        )
     block_size, dtype = config.cache.block_size, config.model.dtype
-    first, *windows = layout.regions
-    pool = PoolSize(first.pages, first.page_bytes, block_size)
-    if wanted is not None:
-        pool.check(wanted)
+    first, *windows = plan.layout.regions
     fingerprint = (
         f"model={model};revision={revision};block_size={block_size};hash={HASH_SCHEME};"
         f"dtype={dtype};weights={config.model.weights};code={cache_key('pages')}"
     )
     return LoadedModel(
         name=config.model.public_name,
-        max_model_len=wanted or longest_sequence,
+        max_model_len=plan.longest,
         vocab_size=vocab_size,
         eos_token_ids=eos_token_ids,
         dtype=dtype,
@@ -144,27 +139,9 @@ def facts_of(
         page_bytes=first.page_bytes,
         pages=first.pages,
         windows=tuple(windows),
-        page_groups=groups,
-        advice=pool.advice(wanted or longest_sequence),
+        page_groups=plan.groups,
+        advice=plan.size.advice(plan.longest),
         fingerprint=fingerprint,
-    )
-
-
-def shared_pool(
-    config: WorkerConfig,
-    groups: tuple[PageGroup, ...],
-    page_sizes: tuple[int, ...],
-    longest: int,
-    *,
-    on_gpu: bool = False,
-) -> SharedPool:
-    return SharedPool(
-        page_sizes=page_sizes,
-        window=groups[-1].window,
-        block_size=config.cache.block_size,
-        longest=config.model.max_model_len or longest,
-        step_tokens=config.schedule.step_tokens(on_gpu=on_gpu),
-        window_share=config.cache.kv_window_share,
     )
 
 

@@ -17,20 +17,23 @@ import torch
 
 from twostroke.base.errors import ConfigError, EngineLost, RankLost
 from twostroke.config import WorkerConfig
+from twostroke.config.worker import check_gpu_adapters, ranks_flag
 from twostroke.device.memory import DeviceMemory
 from twostroke.device.ranked_memory import RankedDeviceMemory
 from twostroke.device.sharing import CudaSharing
 from twostroke.engine.backends.built import BuiltEngine
 from twostroke.engine.backends.cuda.accelerator import accelerator_for
 from twostroke.engine.backends.cuda.backend import CudaBackend, CudaPlan
-from twostroke.engine.backends.cuda.fit import rank_devices, resolve_device
+from twostroke.engine.backends.cuda.fit import devices_from, resolve_device
 from twostroke.engine.backends.cuda.plan import DevicePlan, make_device_runner
 from twostroke.engine.backends.cuda.runner import DeviceRunner
 from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.models.catalog.places import cache_dir
+from twostroke.models.checks.device_check import check_shared_out
 from twostroke.models.known_specs import known_spec
 from twostroke.models.ranks.interface import Ranks
+from twostroke.models.ranks.share import share_of
 from twostroke.models.spec import ModelSpec, Share
 from twostroke.models.weights.stored.formats import open_weights
 from twostroke.observability.profiler import Profiler
@@ -59,8 +62,10 @@ class DeviceJob(RankJob):
         """Raises ConfigError for what cannot be loaded."""
         config = WorkerConfig.from_json(self.config)
         spec = known_spec(self.model_dir, config.model.max_model_len, config.model.model_impl)
-        device = rank_devices(resolve_device(config.model.device), config.ranks)[group.rank]
-        plan = DevicePlan.of(config, spec, device, rank=group.rank)  # of plain weights: codes are not shared out
+        device = devices_from(resolve_device(config.model.device), config.ranks)[group.rank]
+        plan = DevicePlan.of(
+            config, share_of(spec, group.rank, group.ranks), device
+        )  # of plain weights: codes are not shared out
         memory = _memory_on(plan.device, self.layout)
         meeting = Meeting(self.meeting_fd, group.rank, group.ranks)
         meeting.leave(PAGES, CudaSharing().share(memory.tensor))
@@ -109,14 +114,19 @@ class RankedOnDevices:
         self._backend = backend
 
     def plan(self, config: WorkerConfig) -> CudaPlan:
-        return self._backend.plan(config)
+        """Raises what the backend raises, and ConfigError where ranks cannot share the model or what changes it."""
+        spec, ranks = self._backend.spec, config.ranks
+        flag = ranks_flag(config.model, config.role)
+        check_shared_out(flag, ranks, has_codes=self._backend.layout_of is not None)
+        check_gpu_adapters(config.model, config.adapters, config.role)
+        return self._backend.plan(config, tuple(share_of(spec, rank, ranks) for rank in range(ranks)))
 
     def load(self, plan: CudaPlan, profiler: Profiler | None) -> BuiltEngine:
         del profiler  # steps of a device are not shown part by part
         torch.set_num_threads(plan.config.runtime.threads)
-        lost = Future[EngineLost]()
+        lost, facts = Future[EngineLost](), plan.facts()
         memory, runner = _ranked_runner(plan, lost)
-        return plan.built(memory, runner, lost)
+        return plan.built(facts, memory, runner, lost)
 
 
 def _ranked_runner(loading: CudaPlan, lost: Future[EngineLost]) -> tuple[RankedDeviceMemory, DeviceRunner]:
@@ -124,7 +134,7 @@ def _ranked_runner(loading: CudaPlan, lost: Future[EngineLost]) -> tuple[RankedD
 
     `lost` gets the error when ranks are lost afterwards. Raises ConfigError for what cannot be loaded.
     """
-    config, model_dir, plans, layout = loading.config, loading.model_dir, loading.ranks, loading.facts.layout
+    config, model_dir, plans, layout = loading.config, loading.model_dir, loading.devices, loading.memory.layout
     ranks, plan = len(plans), plans[FIRST]
     kernels = choose_kernels(cache_dir() / "kernels")
     if kernels is None:  # with which ranks tell each other that they are there

@@ -23,6 +23,7 @@ from twostroke.engine.backends.cuda.runner import DeviceRunner
 from twostroke.kernels.page_forms.page_conversion import convert_page
 from twostroke.kv_cache.form import Conversion, KvForm
 from twostroke.models.ranks.interface import OneRank, Ranks
+from twostroke.models.ranks.share import share_of
 from twostroke.models.registry import read_spec
 from twostroke.models.weights.files import TensorFiles
 from twostroke.scheduler.batch import Batch, StepResult
@@ -55,7 +56,7 @@ class DeviceShares:
             model=ModelConfig(model=str(directory), dtype="float32", tp=ranks, max_model_len=96),
             schedule=ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=32),
         )
-        plan = DevicePlan.of(config, read_spec(directory), CPU, rank=rank)
+        plan = DevicePlan.of(config, share_of(read_spec(directory), rank, ranks), CPU)
         pages = torch.zeros((PAGES + 1, plan.needs().page_bytes), dtype=torch.uint8)
 
         def join() -> Ranks:

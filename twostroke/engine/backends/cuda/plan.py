@@ -28,6 +28,7 @@ from twostroke.models.memory_needs import (
     CONTEXT_BYTES,
     DeviceNeeds,
     MemoryReading,
+    WeightBytes,
     device_pages,
     device_weights,
     exact_blocks,
@@ -37,7 +38,6 @@ from twostroke.models.memory_needs import (
 from twostroke.models.page_forms.balanced_keys import balanced
 from twostroke.models.page_forms.key_centers import key_centers
 from twostroke.models.ranks.interface import OneRank, Ranks
-from twostroke.models.ranks.share import share_of
 from twostroke.models.ranks.shared_out import shared_out
 from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
@@ -73,15 +73,14 @@ class DevicePlan:
         spec: ModelSpec,
         device: torch.device,
         layout_of: LayoutOf | None = None,
-        rank: int = 0,
     ) -> DevicePlan:
-        """Returns the plan of a rank's share of the model. Raises ConfigError where it cannot be computed so."""
+        """Returns the plan of a model, or of a share of it. Raises ConfigError where it cannot be computed so."""
         model, schedule = config.model, config.schedule
         longest = model.max_model_len or spec.max_position_embeddings
         check_computed(spec)
         form = page_form(config.kv_format)
         return cls(
-            spec=share_of(spec, rank, config.ranks),
+            spec=spec,
             device=device,
             dtype=model.dtype,
             form=form.inner if isinstance(form, RankedForm) else form,
@@ -123,12 +122,17 @@ class DevicePlan:
             of_ranks = RANKS_BYTES
             of_loading += spec.table_bytes(self.dtype) * self.with_head  # a part of the head is kept
         return DeviceNeeds(
-            weight_bytes=device_weights(spec, self.dtype, self.layout_of, with_head=self.with_head),
+            weight_bytes=self.weights.total,
             working_bytes=max(of_steps, of_loading)
             + of_ranks
             + exact_bytes(self.exact_blocks, self.form, spec.page_shape(self.block_size), self.dtype),
             page_bytes=spec.page_bytes(self.block_size, self.form.name),
         )
+
+    @property
+    def weights(self) -> WeightBytes:
+        """What is on the device, and what a step reads of it."""
+        return device_weights(self.spec, self.dtype, self.layout_of, with_head=self.with_head)
 
     @property
     def exact_blocks(self) -> int:
