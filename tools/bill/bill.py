@@ -149,7 +149,7 @@ def _group_json(group: LayerGroup) -> dict[str, Any]:
         "kv_heads": shape.kv_heads,
         "head_dim": shape.head_dim,
         "window": group.window,
-        "latent_rank": shape.latent_rank,
+        "latent_dim": shape.latent_dim,
     }
 
 

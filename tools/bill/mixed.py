@@ -17,7 +17,7 @@ from twostroke.kv_cache.form import Conversion, KvForm
 
 @dataclass(frozen=True, slots=True)
 class MixedBill:
-    """Prefill workers keep pages in the billed form, decode workers in this one, or of another number of ranks."""
+    """Prefill workers keep pages in the billed form, decode workers in this one."""
 
     form: str
     """The form of decode workers' pages."""
@@ -68,7 +68,7 @@ def _conversion_s(model: BilledModel, form: str) -> float:
         # What is subtracted from keys is no matter of their values.
         shape, has_centers = group.shape, model.spec is not None and model.spec.has_key_bias
         centers = np.zeros((shape.layers, shape.kv_heads, shape.head_dim), np.float32) if has_centers else None
-        has_pieces = is_native and shape.latent_rank is None
+        has_pieces = is_native and shape.latent_dim is None
         conversion = Conversion(
             KvForm(flags.form), KvForm(form, flags.form), shape, has_pieces=has_pieces, key_centers=centers
         )

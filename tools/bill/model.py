@@ -145,7 +145,7 @@ def billed_model(flags: BillFlags) -> BilledModel:
 def _attention_of(spec: ModelSpec) -> str:
     """Says what the layers read. Pages of window layers hold all tokens, as those of others do."""
     if spec.latents is not None:
-        return f"latents of {spec.latents.rank} and a rotated key of {spec.latents.rope_dim}"
+        return f"latents of {spec.latents.latent_dim} and a rotated key of {spec.latents.rope_dim}"
     windows = sorted({rule.window for rule in spec.rules if rule.window is not None})
     if not windows:
         return "full attention"

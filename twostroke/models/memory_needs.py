@@ -25,7 +25,7 @@ from twostroke.kernels.layout import EXPANDED_BYTES, device_matrix_bytes
 from twostroke.kv_cache.form import FORMS, AnyForm, PageShape
 from twostroke.kv_cache.layout import SCRATCH_PAGES
 from twostroke.kv_cache.pool_size import enough_pages
-from twostroke.models.ranks.share import layouts_of_share
+from twostroke.models.shares.share import layouts_of_share
 from twostroke.models.spec import DTYPE_BYTES, ModelSpec
 from twostroke.models.weights.stored.model_files import LayoutOf
 
@@ -76,8 +76,8 @@ def _head_bytes(spec: ModelSpec, *, is_int8: bool) -> int:
     latents = spec.latents
     if latents is None:
         return 0
-    to = matrix_bytes(latents.rank, latents.plain_dim, is_int8=is_int8)
-    return spec.heads * (to + matrix_bytes(latents.value_dim, latents.rank, is_int8=is_int8))
+    to = matrix_bytes(latents.latent_dim, latents.plain_dim, is_int8=is_int8)
+    return spec.heads * (to + matrix_bytes(latents.value_dim, latents.latent_dim, is_int8=is_int8))
 
 
 def _expansion_bytes(spec: ModelSpec, *, is_int8: bool) -> int:
@@ -85,7 +85,7 @@ def _expansion_bytes(spec: ModelSpec, *, is_int8: bool) -> int:
     latents = spec.latents
     if latents is None:
         return 0
-    return matrix_bytes(spec.heads * (latents.plain_dim + latents.value_dim), latents.rank, is_int8=is_int8)
+    return matrix_bytes(spec.heads * (latents.plain_dim + latents.value_dim), latents.latent_dim, is_int8=is_int8)
 
 
 def _mlp_bytes(spec: ModelSpec, *, is_int8: bool, of_one_token: bool) -> int:
@@ -104,7 +104,7 @@ def stored_weights(spec: ModelSpec, layout_of: LayoutOf, *, with_head: bool = Tr
     """Returns the weights as the native CPU kernels hold those of a quantised file: one file for all workers of a host.
 
     `layout_of` knows the matrices of the whole model by the names that the program has for them. A table that is
-    quantised and tied to the head is there once, but for a rank: it has the rows of its share of the head, too.
+    quantised and tied to the head is there once, but for a share: it has the rows of its part of the head, too.
     """
     hidden, layout_of = spec.hidden_size, layouts_of_share(layout_of, spec)
     layers = read = 0

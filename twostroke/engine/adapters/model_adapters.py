@@ -32,7 +32,7 @@ ADAPTED: Final = tuple(family.architecture for family in (LLAMA, MISTRAL, QWEN2,
 
 
 class ModelAdapters:
-    """The `AdapterSlots` of a model, or of one rank's share of it."""
+    """The `AdapterSlots` of a model, or of a share of it."""
 
     def __init__(
         self,

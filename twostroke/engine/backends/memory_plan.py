@@ -97,7 +97,8 @@ class PlannedPool:
 
         `beside`: bytes that each page of a group takes elsewhere in the same memory.
         """
-        pool = self._shared(tuple(map(sum, zip(self.sizes, beside or [0] * len(self.sizes), strict=True))))
+        taken = tuple(map(sum, zip(self.sizes, beside or [0] * len(self.sizes), strict=True)))
+        pool = SharedPool.of(self.config, self.groups, taken, longest=self.longest, on_gpu=self.on_gpu)
         regions = zip(pool.layout(memory_bytes).regions, self.sizes, strict=True)
         layout = PoolLayout(tuple(PageRegion(region.pages, size) for region, size in regions))
         return MemoryPlan(
@@ -108,15 +109,4 @@ class PlannedPool:
             size=pool.size_of(layout),
             processes=processes,
             weights_kind=weights_kind,
-        )
-
-    def _shared(self, page_sizes: tuple[int, ...]) -> SharedPool:
-        config = self.config
-        return SharedPool(
-            page_sizes=page_sizes,
-            window=self.groups[-1].window,
-            block_size=config.cache.block_size,
-            longest=self.longest,
-            step_tokens=config.schedule.step_tokens(on_gpu=self.on_gpu),
-            window_share=config.cache.kv_window_share,
         )

@@ -13,24 +13,24 @@ from typing import Final
 from twostroke.base.errors import ConfigError, EngineLost
 from twostroke.config import WorkerConfig
 from twostroke.config.worker import ranks_flag
-from twostroke.engine.adapters.ranked import (
+from twostroke.engine.backends.built import BuiltEngine, closed_on_error
+from twostroke.engine.backends.cpu.backend import CpuBackend, CpuPlan
+from twostroke.engine.backends.cpu.runner import ModelRunner
+from twostroke.engine.cores.cores import check_threads
+from twostroke.engine.ranks.adapters import (
     AdapterMessage,
     DropAdapter,
     OtherRankAdapters,
     PutAdapter,
     RankedAdapters,
 )
-from twostroke.engine.backends.built import BuiltEngine, closed_on_error
-from twostroke.engine.backends.cpu.backend import CpuBackend, CpuPlan
-from twostroke.engine.backends.cpu.runner import ModelRunner
-from twostroke.engine.cores.cores import check_threads
 from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.catalog.places import cache_dir
 from twostroke.models.families.table import layouts_named
 from twostroke.models.known_specs import known_spec
-from twostroke.models.ranks.share import shares_of
+from twostroke.models.shares.share import shares_of
 from twostroke.models.weights.stored.model_files import layouts_in
 from twostroke.observability.profiler import Profiler
 from twostroke.ranks.group import RankGroup, slot_bytes_for
@@ -59,7 +59,7 @@ class ModelJob(RankJob):
         spec = known_spec(self.model_dir, config.model.max_model_len, config.model.model_impl)
         plan = RankedOnCpus(CpuBackend(spec, self.model_dir, layouts_in(self.model_dir))).plan(config)
         memory = PageMemory.join(self.pages_fd, self.layout)
-        runner = plan.runner(memory, rank=group.rank, ranks=RankSums(group, spec.vocab_size))
+        runner = plan.runner(memory, index=group.rank, collective=RankSums(group, spec.vocab_size))
         adapters = OtherRankAdapters(runner.adapters)
 
         def do(message: Batch | AdapterMessage) -> None:
@@ -110,7 +110,7 @@ class RankedOnCpus:
         return replace(plan, memory=replace(plan.memory, shared_bytes=sums_bytes))
 
     def load(self, plan: CpuPlan, profiler: Profiler | None) -> BuiltEngine:
-        check_threads(plan.config.runtime.threads, ranks=plan.config.ranks)
+        check_threads(plan.config.runtime.threads, processes=plan.config.ranks)
         lost = Future[EngineLost]()
         facts, memory = plan.facts(), plan.page_memory(writers=True)
         with closed_on_error(memory):
@@ -150,7 +150,7 @@ def _ranked_runner(
         with processes.loading():
             runner = plan.runner(
                 memory,
-                ranks=ranks,
+                collective=ranks,
                 profiler=profiler,
                 slots_over=lambda own: RankedAdapters(own, processes.aside, ranks.tell),
             )

@@ -19,7 +19,6 @@ from twostroke.base.errors import ConfigError, EngineLost, RankLost
 from twostroke.config import WorkerConfig
 from twostroke.config.worker import check_gpu_adapters, ranks_flag
 from twostroke.device.memory import DeviceMemory
-from twostroke.device.ranked_memory import RankedDeviceMemory
 from twostroke.device.sharing import CudaSharing
 from twostroke.engine.backends.built import BuiltEngine
 from twostroke.engine.backends.cuda.accelerator import accelerator_for
@@ -27,13 +26,13 @@ from twostroke.engine.backends.cuda.backend import CudaBackend, CudaPlan
 from twostroke.engine.backends.cuda.fit import devices_from, resolve_device
 from twostroke.engine.backends.cuda.plan import DevicePlan, make_device_runner
 from twostroke.engine.backends.cuda.runner import DeviceRunner
+from twostroke.engine.ranks.device_pages import RankedDeviceMemory
 from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.models.catalog.places import cache_dir
-from twostroke.models.checks.device_check import check_shared_out
+from twostroke.models.decoders.collective import Collective
 from twostroke.models.known_specs import known_spec
-from twostroke.models.ranks.interface import Ranks
-from twostroke.models.ranks.share import share_of
+from twostroke.models.shares.share import check_shared_out, share_of
 from twostroke.models.spec import ModelSpec, Share
 from twostroke.models.weights.stored.formats import open_weights
 from twostroke.observability.profiler import Profiler
@@ -70,7 +69,7 @@ class DeviceJob(RankJob):
         meeting = Meeting(self.meeting_fd, group.rank, group.ranks)
         meeting.leave(PAGES, CudaSharing().share(memory.tensor))
 
-        def join() -> Ranks:
+        def join() -> Collective:
             _meet(group, meeting, plan)
             return DeviceSums(group.rank, _widths(spec, group.ranks))
 
@@ -160,7 +159,7 @@ def _ranked_runner(loading: CudaPlan, lost: Future[EngineLost]) -> tuple[RankedD
         undo.callback(processes.close)
         meeting = Meeting(fd, FIRST, ranks)
 
-        def join() -> Ranks:
+        def join() -> Collective:
             _meet(processes.group, meeting, plan)
             return FirstDeviceSums(processes, _widths(plan.spec.whole, ranks), fd)
 
@@ -186,7 +185,7 @@ def _meet(group: RankGroup, meeting: Meeting, plan: DevicePlan) -> None:
         raise RankLost(f"the ranks of this worker cannot join: {error}") from error
 
 
-def _runner(plan: DevicePlan, model_dir: Path, memory: DeviceMemory, join: Callable[[], Ranks]) -> DeviceRunner:
+def _runner(plan: DevicePlan, model_dir: Path, memory: DeviceMemory, join: Callable[[], Collective]) -> DeviceRunner:
     accelerator = accelerator_for(plan.device)
     with accelerator.guard(), open_weights(model_dir, plan.torch_dtype, plan.device, keeps_codes=True) as files:
         return make_device_runner(plan, files, memory.regions, accelerator, join=join)

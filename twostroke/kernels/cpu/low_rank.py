@@ -18,7 +18,7 @@ class NativeLowRank(ctypes.Structure):
     _fields_ = (
         ("a", _POINTER),
         ("b", _POINTER),
-        ("rank", _NUMBER),
+        ("inner", _NUMBER),
         ("inputs", _NUMBER),
         ("outputs", _NUMBER),
         ("scale", ctypes.c_float),
@@ -38,9 +38,9 @@ class NativeAdapterLayer(ctypes.Structure):
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRankTensors:
     a: torch.Tensor
-    """[rank, inputs]"""
+    """[inner, inputs]"""
     b: torch.Tensor
-    """[outputs, rank]"""
+    """[outputs, inner]"""
 
 
 class NativeAdapter:
@@ -52,7 +52,7 @@ class NativeAdapter:
         for (layer, name), part in parts.items():
             a, b = part.a.bfloat16().contiguous(), part.b.bfloat16().T.contiguous()
             self._keep += [a, b]
-            sizes = {"rank": a.shape[0], "inputs": a.shape[1], "outputs": b.shape[1]}
+            sizes = {"inner": a.shape[0], "inputs": a.shape[1], "outputs": b.shape[1]}
             native = NativeLowRank(a=a.data_ptr(), b=b.data_ptr(), scale=scale, **sizes)
             setattr(self._layers[layer], name, native)
         self.address = ctypes.addressof(self._layers)

@@ -1,7 +1,7 @@
-"""The part of an adapter that one rank of a worker has: of each pair of matrices the one that meets what it cuts.
+"""The part of an adapter that one process of a worker has: of each pair of matrices the one that meets what it cuts.
 
-A rank with a part of the outputs of a product has those rows of B. A rank with a part of the inputs has those columns
-of A. The sum over ranks carries what the latter add.
+A process with some of the outputs of a product has those rows of B. One with some of the inputs has those columns of A.
+The sum over processes carries what the latter add.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from twostroke.models.adapters.peft import Adapter, LowRank
-from twostroke.models.ranks.share import Cut, cut_of
+from twostroke.models.shares.share import Cut, cut_of
 from twostroke.models.spec import Share
 
 Key = tuple[int, str]
@@ -19,12 +19,12 @@ Key = tuple[int, str]
 
 
 def share_of_adapter(adapter: Adapter, share: Share) -> Adapter:
-    """Returns what a rank adds of an adapter that fits the whole model."""
+    """Returns what a process adds of an adapter that fits the whole model."""
     return replace(adapter, parts={key: _part(part, _cut(key, share)) for key, part in adapter.parts.items()})
 
 
 def share_of_factors(factors: dict[Key, torch.Tensor], share: Share) -> dict[Key, torch.Tensor]:
-    """Returns the factors of the rows that a rank has of each projection, of those of the whole model."""
+    """Returns the factors of the rows that a process has of each projection, of those of the whole model."""
     return {key: each[_own(_cut(key, share), len(each))] for key, each in factors.items()}
 
 
@@ -43,7 +43,7 @@ def _cut(key: Key, share: Share) -> Cut:
     layer, projection = key
     module = "mlp" if projection in _OF_MLP else "self_attn"
     cut = cut_of(share, f"model.layers.{layer}.{module}.{projection}.weight")
-    assert cut is not None, "ranks share out every projection that an adapter may change"
+    assert cut is not None, "shares cut every projection that an adapter may change"
     return cut
 
 

@@ -31,8 +31,8 @@ from twostroke.kv_cache.form import FORMS, Conversion
 from twostroke.kv_cache.parts import GroupKind
 from twostroke.kv_cache.pool_size import PoolSize
 from twostroke.models.memory_needs import HOST_PROCESS_BYTES, packed_weights
-from twostroke.models.ranks.share import shares_of
 from twostroke.models.registry import read_spec
+from twostroke.models.shares.share import shares_of
 from twostroke.request import SamplingParams
 from twostroke.scheduler.cost import StepCost
 from twostroke.worker.tiers.opening import share_of

@@ -25,13 +25,13 @@ from twostroke.kernels.cpu.build import arithmetic_identity
 from twostroke.kernels.cpu.choice import choose_kernels, variant_and_reason
 from twostroke.kernels.page_forms.nibble_pool import check_shape
 from twostroke.kernels.pools.parted_pool import AnyPool
-from twostroke.kv_cache.form import Conversion, RankedForm, check_latents, page_form
+from twostroke.kv_cache.form import Conversion, check_latents, page_form
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.catalog.places import cache_dir
 from twostroke.models.decoders.choice import stored_key_centers
+from twostroke.models.decoders.collective import Collective
 from twostroke.models.memory_needs import DRAW_BYTES, HOST_PROCESS_BYTES, plain_weights, step_bytes, weights_on_cpu
-from twostroke.models.ranks.interface import Ranks
-from twostroke.models.ranks.shared_out import pages_of_share
+from twostroke.models.shares.shared_out import pages_of_share
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.packed_file import mapped_bytes
 from twostroke.models.weights.packed_weights import packed_folder
@@ -73,14 +73,14 @@ class CpuPlan:
         self,
         memory: PageMemory,
         *,
-        rank: int = 0,
-        ranks: Ranks | None = None,
+        index: int = 0,
+        collective: Collective | None = None,
         profiler: Profiler | None = None,
         slots_over: Callable[[AdapterSlots], AdapterSlots] = own_slots,
     ) -> ModelRunner:
-        """Claims cores and loads the weights of one share. Raises ConfigError for what cannot be loaded."""
-        runtime, spec = self.config.runtime, self.shares[rank]
-        cores = Cores.claim(runtime.threads, pin=runtime.pin, borrow=runtime.borrow and ranks is None)
+        """Claims cores and loads the weights of a share. Raises ConfigError for what cannot be loaded."""
+        runtime, spec = self.config.runtime, self.shares[index]
+        cores = Cores.claim(runtime.threads, pin=runtime.pin, borrow=runtime.borrow and collective is None)
         try:
             return ModelRunner(
                 self.model_dir,
@@ -88,7 +88,7 @@ class CpuPlan:
                 memory,
                 self.config.model,
                 pool=self._pool(spec, memory),
-                on=RunnerResources(cores, profiler or Profiler(), ranks, slots_over),
+                on=RunnerResources(cores, profiler or Profiler(), collective, slots_over),
                 with_head=self.config.can_sample,
             )
         except BaseException:
@@ -99,9 +99,8 @@ class CpuPlan:
         form, regions = page_form(self.config.kv_format), [*map(torch.from_numpy, memory.regions)]
         centers = stored_key_centers(self.model_dir, self.spec, self.dtype)
         if spec.share is not None:
-            assert isinstance(form, RankedForm), "pages say how many ranks share them"
-            regions = pages_of_share(regions, form, spec.share)
-            form, heads = form.inner, spec.share.of(self.spec.kv_heads)
+            regions, form = pages_of_share(regions, form, spec.share)
+            heads = spec.share.of(self.spec.kv_heads)
             centers = None if centers is None else centers[:, heads.start : heads.stop]
         shapes = spec.page_shapes(self.config.cache.block_size, self.memory.groups)
         return grouped_pool(regions, form, shapes, self.dtype, centers)
@@ -188,7 +187,7 @@ class CpuBackend:
             share, model.dtype, self.layouts, is_int8=model.weights == "int8", with_head=with_head
         )
         rows = schedule.max_num_seqs if with_head else 0
-        draws = share.share is None or share.share.rank == 0
+        draws = share.share is None or share.share.is_first
         logits = rows * (share.vocab_size * DRAW_BYTES if draws else len(share.vocabulary) * LOGIT_BYTES)
         of_step = step_bytes(share.hidden_size, share.widest_mlp, tokens=schedule.step_tokens())
         return ProcessNeeds(weights, HOST_PROCESS_BYTES + of_step + logits), kind

@@ -34,8 +34,8 @@ def devices_from(first: torch.device, count: int) -> tuple[torch.device, ...]:
     seen = torch.cuda.device_count() - first.index
     if count > seen:
         raise ConfigError(
-            f"--tp {count} takes a CUDA device for each rank, and from {first} on this worker sees {seen}; give fewer "
-            "ranks, more devices or --device cpu",
+            f"--tp {count} takes as many CUDA devices, and from {first} on this worker sees {seen}; give a "
+            "smaller number, more devices or --device cpu",
             field="--tp",
         )
     return tuple(torch.device("cuda", first.index + behind) for behind in range(count))

@@ -19,9 +19,10 @@ from twostroke.kernels.pools.parted_pool import AnyPool, RecordedAttention, exac
 from twostroke.kernels.products.elementwise import Elementwise
 from twostroke.kernels.products.grouped import GroupedProducts
 from twostroke.kernels.products.linear import Linears
-from twostroke.kv_cache.form import AnyForm, PageShape, RankedForm, page_form
+from twostroke.kv_cache.form import AnyForm, PageShape, page_form
 from twostroke.kv_cache.groups.page_group import page_groups
 from twostroke.models.checks.device_check import check_computed
+from twostroke.models.decoders.collective import Alone, Collective
 from twostroke.models.decoders.device_model import DeviceModel
 from twostroke.models.families.table import named
 from twostroke.models.memory_needs import (
@@ -37,27 +38,26 @@ from twostroke.models.memory_needs import (
 )
 from twostroke.models.page_forms.balanced_keys import balanced
 from twostroke.models.page_forms.key_centers import key_centers
-from twostroke.models.ranks.interface import OneRank, Ranks
-from twostroke.models.ranks.shared_out import shared_out
 from twostroke.models.rope import rope_tables
+from twostroke.models.shares.shared_out import form_of_share, shared_out
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.stored.model_files import LayoutOf
 from twostroke.models.weights.tensors import WeightSource, take_weights
 
-RANKS_BYTES: Final = 1 << 30
-"""For what several ranks add on a device, uncounted: NCCL's buffers, and the context of the first rank, which moves
+COLLECTIVE_BYTES: Final = 1 << 30
+"""For what several processes add on a device, uncounted: NCCL's buffers, and the context of the first one, which moves
 pages there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePlan:
-    """The model, its device and the sizes of its steps, as one value; of one rank where several share the model."""
+    """The model, its device and the sizes of its steps, as one value; of a share where several devices compute it."""
 
     spec: ModelSpec
     device: torch.device
     dtype: str
     form: AnyForm
-    """The form of its pages; of a rank's part of them."""
+    """The form of its pages; of a share's part of them."""
     block_size: int
     max_model_len: int
     max_tokens: int
@@ -78,12 +78,11 @@ class DevicePlan:
         model, schedule = config.model, config.schedule
         longest = model.max_model_len or spec.max_position_embeddings
         check_computed(spec)
-        form = page_form(config.kv_format)
         return cls(
             spec=spec,
             device=device,
             dtype=model.dtype,
-            form=form.inner if isinstance(form, RankedForm) else form,
+            form=form_of_share(page_form(config.kv_format), spec.share),
             block_size=config.cache.block_size,
             max_model_len=longest,
             max_tokens=schedule.step_tokens(on_gpu=device.type != "cpu"),
@@ -117,14 +116,14 @@ class DevicePlan:
             has_codes=self.layout_of is not None,
         )
         of_loading = CONTEXT_BYTES + spec.expert_bytes(self.dtype)  # before there are steps
-        of_ranks = 0
+        together = 0
         if spec.share is not None:
-            of_ranks = RANKS_BYTES
+            together = COLLECTIVE_BYTES
             of_loading += spec.table_bytes(self.dtype) * self.with_head  # a part of the head is kept
         return DeviceNeeds(
             weight_bytes=self.weights.total,
             working_bytes=max(of_steps, of_loading)
-            + of_ranks
+            + together
             + exact_bytes(self.exact_blocks, self.form, spec.page_shape(self.block_size), self.dtype),
             page_bytes=spec.page_bytes(self.block_size, self.form.name),
         )
@@ -176,24 +175,24 @@ def make_device_runner(
     regions: Sequence[torch.Tensor],
     accelerator: Accelerator,
     kernels_over: Callable[[AnyPool, ModelSpec, torch.dtype], DeviceKernels] = DeviceKernels.over,
-    join: Callable[[], Ranks] = OneRank,
+    join: Callable[[], Collective] = Alone,
 ) -> DeviceRunner:
     """Makes the runner over pages on the device.
 
     `regions` are the pages of each page group, uint8 [pages + scratch, page bytes]: of one group, or of those that the
-    spec names. `source` has the weights of the whole model. `join` meets the other ranks once the weights are loaded.
+    spec names. `source` has the weights of the whole model. `join` meets the other processes once they are loaded.
     """
     spec, whole = plan.spec, plan.spec.whole
     source = balanced(named(source, whole), whole)
     pool = _device_pool(regions, plan, key_centers(source, whole))
     kernels = kernels_over(pool, spec, plan.torch_dtype)
     weights = take_weights(shared_out(source, spec), spec, with_head=plan.with_head)
-    model = DeviceModel(spec, weights, kernels.elementwise, kernels.grouped, kernels.linears, ranks := join())
+    model = DeviceModel(spec, weights, kernels.elementwise, kernels.grouped, kernels.linears, collective := join())
     cosines, sines = (table.to(plan.device) for table in rope_tables(spec.ropes, plan.max_model_len))
     limits = plan.limits(len(regions[0]) - 1, tuple(len(region) - 1 for region in regions[1:]))
     rope, exact = (cosines, sines), exact_places(pool)
     return DeviceRunner(
-        model, kernels.attention, rope, accelerator, limits, exact, with_head=plan.with_head, ranks=ranks
+        model, kernels.attention, rope, accelerator, limits, exact, with_head=plan.with_head, collective=collective
     )
 
 

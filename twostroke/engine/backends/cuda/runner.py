@@ -27,9 +27,9 @@ from twostroke.kernels.attention.interface import RaggedBatch, RaggedPlaces
 from twostroke.kernels.attention.spans import TokenSlots
 from twostroke.kernels.page_forms.exact_pages import ExactPlaces
 from twostroke.kernels.pools.parted_pool import RecordedAttention
+from twostroke.models.decoders.collective import Alone, Collective
 from twostroke.models.decoders.device_model import EVERY_ROW, DeviceModel
 from twostroke.models.expert_load import ExpertLoad
-from twostroke.models.ranks.interface import OneRank, Ranks
 from twostroke.request import PromptLogprobs, SampledToken
 from twostroke.scheduler.batch import MOST_EXTRA_LOGITS, Batch, GroupPlaces, SampleRow, StepResult
 
@@ -75,11 +75,11 @@ class DeviceRunner:
         exact: ExactPlaces,
         *,
         with_head: bool,
-        ranks: Ranks | None = None,
+        collective: Collective | None = None,
     ) -> None:
         self._exact = exact
         self._model = model
-        self._ranks = ranks or OneRank()
+        self._collective = collective or Alone()
         self._attention = attention
         self._cosines, self._sines = rope
         self._accelerator = accelerator
@@ -110,7 +110,7 @@ class DeviceRunner:
     def _run(self, batch: Batch) -> StepResult:
         started_s = time.perf_counter()
         with self._accelerator.guard(), torch.inference_mode():
-            with self._ranks.step(batch):
+            with self._collective.step(batch):
                 answers = self.launch(batch)
                 self._model.publish_load()
                 likeliest = self._awaited(answers)
@@ -124,13 +124,13 @@ class DeviceRunner:
     def close(self) -> None:
         """Lets go of weights, recordings and the view of the pages, so that their memory can be given back."""
         del self._graphs, self._model, self._attention
-        self._ranks.close()  # last: recordings have its sums
+        self._collective.close()  # last: recordings have its sums
 
     def launch(self, batch: Batch) -> DeviceStepOutput | None:
         """Starts a step, and returns what it will leave on the device. None where nothing is sampled. The next step
         waits for this.
 
-        Other ranks than the first sample nothing.
+        Other processes than the first sample nothing.
         """
         if self._graphs is not None and self._graphs.takes(batch):
             outputs = self._graphs.run(batch)
@@ -169,7 +169,7 @@ class DeviceRunner:
         return self._model.forward(tokens, positions, self._attention.begin(ragged), sample_rows if len(rows) else None)
 
     def _decode(self, inputs: DecodeInputs) -> tuple[torch.Tensor, ...]:
-        """Returns what is recorded: (likeliest tokens, logits) of every row, and nothing on other ranks
+        """Returns what is recorded: (likeliest tokens, logits) of every row, and nothing on other processes
         than the first.
         """
         positions = inputs.positions

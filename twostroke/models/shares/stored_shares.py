@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from twostroke.models.families.table import layouts_named, named
-from twostroke.models.ranks.share import cut_by_columns, shares_of
-from twostroke.models.ranks.shared_out import shared_out
+from twostroke.models.shares.share import cut_by_columns, shares_of
+from twostroke.models.shares.shared_out import shared_out
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.stored.formats import open_weights
 from twostroke.models.weights.stored.model_files import LayoutOf, layouts_in
