@@ -250,7 +250,7 @@ class WorkerHost:
             page_bytes=facts.page_bytes,
             pool_pages=facts.pages,
             window_blocks=0 if facts.window_shape is None else facts.window_shape.tail_blocks,
-            window_bytes=0 if facts.window_shape is None else facts.windows[0].page_bytes,
+            window_bytes=0 if facts.window_shape is None else facts.further[0].page_bytes,
             window_slots=0 if facts.window_shape is None else facts.window_shape.slots,
         )
 

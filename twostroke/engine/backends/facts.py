@@ -55,7 +55,7 @@ class LoadedModel:
     """Advice to the operator about the size of the page pool, or empty."""
     fingerprint: str
     """Workers whose fingerprints differ hold different KV and never exchange pages. It says nothing of the form."""
-    windows: tuple[PageRegion, ...] = ()
+    further: tuple[PageRegion, ...] = ()
     """The pages of further page groups."""
     page_groups: tuple[PageGroup, ...] = ()
     """The layers of each page group."""
@@ -65,18 +65,18 @@ class LoadedModel:
     @property
     def layout(self) -> PoolLayout:
         """Returns how the pages of all groups lie in the pool's memory."""
-        return PoolLayout.of(self.pages, self.page_bytes, *self.windows)
+        return PoolLayout.of(self.pages, self.page_bytes, *self.further)
 
     @property
     def window_shape(self) -> WindowShape | None:
         """Returns where window parts of blocks lie, if layers with a window keep theirs apart."""
-        if not self.windows:
+        if not self.further:
             return None
         window = self.page_groups[-1].window
         assert window is not None, "the last of several groups has a window"
         ends = () if self.conversion is None else (self.conversion.source, self.conversion.target)
         has_exact_blocks = any(page_form(form.format).spans_block for form in (self.kv_form, *ends))
-        first, slots = PageId(self.layout.first(1)), self.windows[0].pages
+        first, slots = PageId(self.layout.first(1)), self.further[0].pages
         return WindowShape(first, slots, window, self.block_size, has_exact_blocks)
 
     @property
@@ -123,7 +123,7 @@ def facts_of(
     revision: str,
 ) -> LoadedModel:
     block_size, dtype = config.cache.block_size, config.model.dtype
-    first, *windows = plan.layout.regions
+    first, *further = plan.layout.regions
     fingerprint = (
         f"model={model};revision={revision};block_size={block_size};hash={HASH_SCHEME};"
         f"dtype={dtype};weights={config.model.weights};code={cache_key('pages')}"
@@ -138,7 +138,7 @@ def facts_of(
         block_size=block_size,
         page_bytes=first.page_bytes,
         pages=first.pages,
-        windows=tuple(windows),
+        further=tuple(further),
         page_groups=plan.groups,
         advice=plan.size.advice(plan.longest),
         fingerprint=fingerprint,
@@ -165,7 +165,7 @@ def conversion_of(
         )
         for shape, group in zip(shapes, groups, strict=True)
     )
-    return replace(first, window=further[0] if further else None)
+    return replace(first, further=tuple(further))
 
 
 def _kv_form(config: WorkerConfig) -> KvForm:

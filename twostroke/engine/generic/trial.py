@@ -200,7 +200,7 @@ class _Trial:
             write_slots=places[0].write_slots,
             cosines=self.angles[0][positions],
             sines=self.angles[1][positions],
-            windows=tuple(places[1:]),
+            further=tuple(places[1:]),
         )
         return self.model.outputs(torch.cat([tokens.flip(0)[:company], tokens[start:end]]), batch)[company:]
 

@@ -88,7 +88,7 @@ def test_rows_are_the_same_bits_whatever_lies_in_pages_that_the_window_has_left(
     for spans in random_history(prompts, 7):
         batch = prompts.batch(spans)
         expected = rows_of(prompts, whole, batch, spans)
-        own = replace(batch, windows=(window.places(batch, spans),))
+        own = replace(batch, further=(window.places(batch, spans),))
         assert torch.equal(rows_of(prompts, grouped, own, spans), expected), spans
     assert (pages[1][0] == NO_NUMBERS).all()
 

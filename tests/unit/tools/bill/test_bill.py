@@ -172,8 +172,8 @@ def test_pages_of_window_layers_are_billed_apart_as_a_worker_keeps_them(tmp_path
     assert size.windows is not None
     assert (size.pages, size.page_bytes) == (built.model.pages, built.model.page_bytes)
     assert (size.windows.pages, size.windows.page_bytes) == (
-        built.model.windows[0].pages,
-        built.model.windows[0].page_bytes,
+        built.model.further[0].pages,
+        built.model.further[0].page_bytes,
     )
     assert bill.chosen.pool_bytes == built.model.layout.host_bytes
     assert size.pages > 8 * MIB // size.block_bytes > size.windows.pages

@@ -200,6 +200,6 @@ def _arithmetic(config: WorkerConfig) -> str:
 
 
 def _in_pieces(conversion: Conversion) -> Conversion:
-    """Returns a conversion of pages in the native order, and of their window parts."""
-    window = None if conversion.window is None else replace(conversion.window, has_pieces=True)
-    return replace(conversion, has_pieces=True, window=window)
+    """Returns a conversion of pages in the native order, of all groups."""
+    further = tuple(replace(each, has_pieces=True) for each in conversion.further)
+    return replace(conversion, has_pieces=True, further=further)

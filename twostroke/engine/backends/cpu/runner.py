@@ -242,7 +242,7 @@ class ModelRunner:
             cosines=self._cosines[positions],
             sines=self._sines[positions],
             released=batch.released,
-            windows=tuple(
+            further=tuple(
                 RaggedPlaces(torch.from_numpy(own.block_tables).contiguous(), torch.from_numpy(own.write_slots))
                 for own in batch.windows
             ),

@@ -105,7 +105,7 @@ class CudaBackend:
         del profiler  # steps of a device are not shown part by part
         torch.set_num_threads(plan.config.runtime.threads)  # of what the host computes: rows with more than a token
         (own,), facts = plan.devices, plan.facts()
-        memory = DeviceMemory(facts.pages, facts.page_bytes, own.device, *facts.windows)
+        memory = DeviceMemory(facts.pages, facts.page_bytes, own.device, *facts.further)
         with (
             closed_on_error(memory),
             open_weights(plan.model_dir, own.torch_dtype, own.device, keeps_codes=True) as files,

@@ -142,12 +142,12 @@ class DevicePlan:
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 
-    def limits(self, scratch_page: int, window_scratch_rows: tuple[int, ...] = ()) -> StepLimits:
+    def limits(self, scratch_page: int, further_scratch_rows: tuple[int, ...] = ()) -> StepLimits:
         pages = PageTable(
             block_size=self.block_size,
             max_blocks=-(-self.max_model_len // self.block_size),
             scratch_page=scratch_page,
-            window_scratch_rows=window_scratch_rows,
+            further_scratch_rows=further_scratch_rows,
         )
         return StepLimits(max_tokens=self.max_tokens, max_sequences=self.max_sequences, pages=pages)
 

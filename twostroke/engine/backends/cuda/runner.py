@@ -164,7 +164,7 @@ class DeviceRunner:
             cosines=self._cosines[positions],
             sines=self._sines[positions],
             exact_slots=exact_slots,
-            windows=tuple(map(RaggedPlaces, others[::2], others[1::2])),
+            further=tuple(map(RaggedPlaces, others[::2], others[1::2])),
         )
         return self._model.forward(tokens, positions, self._attention.begin(ragged), sample_rows if len(rows) else None)
 
@@ -174,7 +174,7 @@ class DeviceRunner:
         """
         positions = inputs.positions
         angles = self._cosines[positions], self._sines[positions]
-        placement = TokenSlots(inputs.write_slots, *angles, inputs.exact_slots, inputs.windows)
+        placement = TokenSlots(inputs.write_slots, *angles, inputs.exact_slots, inputs.further)
         step = self._attention.begin_decode(inputs.spans, placement)
         logits = self._model.forward(inputs.tokens, positions, step, EVERY_ROW, inputs.count)
         return () if logits is None else (_greatest(logits), logits)
@@ -248,7 +248,7 @@ def _scratch_chunk(count: int, pages: PageTable) -> Batch:
             np.full((1, -(-count // pages.block_size)), page, np.int32),
             page * pages.block_size + positions.astype(np.int64) % pages.block_size,
         )
-        for page in (pages.scratch_page, *pages.window_scratch_rows)
+        for page in (pages.scratch_page, *pages.further_scratch_rows)
     )
     return Batch(
         tokens=np.zeros(count, np.int32),
@@ -272,6 +272,6 @@ def _staging_bytes(limits: StepLimits) -> int:
         np.empty(sequences + min(tokens, MOST_EXTRA_LOGITS), np.int64),
         np.empty((sequences, limits.pages.max_blocks), np.int32),
     ]
-    for _ in limits.pages.window_scratch_rows:
+    for _ in limits.pages.further_scratch_rows:
         arrays += [np.empty((sequences, limits.pages.max_blocks), np.int32), np.empty(tokens, np.int64)]
     return packed_offsets(arrays)[-1]

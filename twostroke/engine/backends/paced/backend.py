@@ -46,7 +46,7 @@ class PacedBackend:
     def load(self, plan: PacedPlan, profiler: Profiler | None) -> BuiltEngine:
         del profiler  # nothing is computed whose parts it could show
         facts = plan.facts()
-        memory = PageMemory(facts.pages, facts.page_bytes, *facts.windows)
+        memory = PageMemory(facts.pages, facts.page_bytes, *facts.further)
         with closed_on_error(memory):
             runner = PacedRunner(plan.spec, memory, block_size=facts.block_size)
         return BuiltEngine(facts, memory, runner, PACED, adapters=runner.adapters)
