@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
-from tools.bill.draft import billed_draft
 from tools.bill.forms import FormBill, form_bills
 from tools.bill.measure import MachineCosts, known_bandwidth, measured
 from tools.bill.mixed import MixedBill, mixed_bills
-from tools.bill.model import BilledModel, LayerGroup, RankedWorker, billed_model
+from tools.bill.model import BilledModel, LayerGroup, RankedWorker, billed_model, spec_of
 from tools.bill.options import BillFlags
 from tools.bill.requests.log import LogBill, read_log
 from tools.bill.tiers import break_even_pages
 from twostroke.base.errors import ConfigError
 from twostroke.kv_cache.memory import available_memory_bytes
 from twostroke.kv_cache.pool_size import refuse_more_than_free
-from twostroke.models.drafts.check import DraftModelPlan
+from twostroke.models.catalog.places import locate
+from twostroke.models.drafts.check import (
+    TOKENIZER,
+    DraftModelPlan,
+    check_draft,
+    check_vocab_sizes,
+    draft_dir,
+    plan_draft,
+    refuse_no_smaller,
+)
 
 SURE: Final = 2.33
 """Standard deviations with which the requests of a log fit in 99 of 100 draws."""
@@ -110,6 +119,41 @@ def make_bill(flags: BillFlags) -> Bill:
         free_bytes=available_memory_bytes(),
         draft=billed_draft(model),
     )
+
+
+def billed_draft(billed: BilledModel) -> DraftModelPlan | None:
+    """Counts the draft model as a decode worker does; None where none is named.
+
+    Raises ConfigError where it cannot propose tokens for the model, or has no room for pages.
+    """
+    flags, config = billed.flags, billed.config()
+    name, model = flags.draft.draft_model, config.model
+    if name is None:
+        return None
+    if flags.memory.device_memory_bytes is not None:
+        raise ConfigError(
+            f"--draft-model {name} is computed on CPUs only: leave --device-memory away", field="draft_model"
+        )
+    schedule = config.schedule.replace(draft_model=name, draft_cache_bytes=flags.draft.draft_cache_bytes)
+    schedule.check_draft_model(model)
+    directory = draft_dir(name, model.dtype)
+    if directory is None:
+        raise ConfigError(f"draft model {name!r} is not on this machine; run: twostroke model pull {name}")
+    _check_vocabulary(name, directory, billed)
+    plan = plan_draft(directory, model, config.cache, schedule)
+    refuse_no_smaller(name, plan.weights, billed.plan.weights)
+    return plan
+
+
+def _check_vocabulary(name: str, draft: Path, billed: BilledModel) -> None:
+    """Compares the tokenizers where both models have one, and otherwise only the number of tokens."""
+    model = billed.flags.model
+    path = Path(model.model).expanduser()
+    directory = path if path.exists() else locate(model.model, model.dtype)
+    if directory is not None and (directory / TOKENIZER).is_file() and (draft / TOKENIZER).is_file():
+        check_draft(name, draft, directory)
+    elif billed.spec is not None:
+        check_vocab_sizes(name, spec_of(name, model.dtype, None).vocab_size, billed.spec.vocab_size)
 
 
 def _usual_lengths(longest: int, log: LogBill | None) -> tuple[int, ...]:

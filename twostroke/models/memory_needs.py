@@ -244,20 +244,18 @@ class DeviceNeeds:
     page_bytes: int
 
 
-def step_bytes(hidden: int, intermediate: int, *, tokens: int) -> int:
+def step_bytes(spec: ModelSpec, tokens: int) -> int:
     """Returns a generous size of the activations in a step's widest moment: in and out of the widest layer."""
-    return tokens * (8 * hidden + 6 * intermediate) * 4
+    return tokens * (8 * spec.hidden_size + 6 * spec.widest_mlp) * 4
 
 
-def working_bytes(
-    hidden: int, intermediate: int, vocab: int, *, tokens: int, samples: int, recorded: int, has_codes: bool
-) -> int:
+def working_bytes(spec: ModelSpec, *, tokens: int, samples: int, recorded: int, has_codes: bool) -> int:
     """Returns a generous size of what a device holds besides weights and pages: activations, and draws from all logits.
 
     `recorded`: rows of all recordings together. `has_codes`: whether matrices of codes are expanded for long chunks.
     """
-    logits = vocab * (samples * DRAW_BYTES + recorded * KEPT_BYTES)
-    return CONTEXT_BYTES + step_bytes(hidden, intermediate, tokens=tokens) + logits + has_codes * EXPANDED_BYTES
+    logits = spec.vocab_size * (samples * DRAW_BYTES + recorded * KEPT_BYTES)
+    return CONTEXT_BYTES + step_bytes(spec, tokens) + logits + has_codes * EXPANDED_BYTES
 
 
 def exact_blocks(form: AnyForm, block_size: int, *, tokens: int, sequences: int) -> int:

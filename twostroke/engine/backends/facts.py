@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from twostroke.base.cache_key import cache_key
 from twostroke.base.ids import PageId
+from twostroke.base.tokenizer_file import tokenizer_field
 from twostroke.config import Role, WorkerConfig
 from twostroke.config.worker import kv_format_of
 from twostroke.engine.backends.memory_plan import MemoryPlan
@@ -17,7 +20,7 @@ from twostroke.kv_cache.form import Conversion, KvForm, PageShape, page_form
 from twostroke.kv_cache.groups.page_group import PageGroup
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.kv_cache.windows.shape import WindowShape
-from twostroke.models.revision import revision_of
+from twostroke.models.weights.digest import DIGEST_BYTES
 
 if TYPE_CHECKING:  # torch, which a fleet of paced workers does without
     import torch
@@ -30,6 +33,9 @@ GROUPS_APART = ";groups=apart"
 """Added to the fingerprint where the layers of a block lie in a page of each page group."""
 NATIVE_ORDER = ";order=pieces"
 """Added to the fingerprint where the native kernel keeps tokens in an order of its own: native/page.h."""
+
+TRACES: Final = ("_name_or_path", "transformers_version")
+"""Fields of a config.json that say which program saved it last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +109,7 @@ def model_facts(
         model=Path(config.model.model).name,
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
-        revision=revision_of(model_dir, spec),
+        revision=_revision_of(model_dir, spec),
     )
     return replace(
         facts,
@@ -171,3 +177,20 @@ def conversion_of(
 def _kv_form(config: WorkerConfig) -> KvForm:
     own, peers = config.kv_format, config.peer_kv_format
     return KvForm(own, peers if config.role is Role.DECODE and own != peers else None)
+
+
+def _revision_of(directory: Path, spec: ModelSpec) -> str:
+    """Returns hashes of the config, of what it and the served length make of attention, and of the tokenizer."""
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    for trace in TRACES:
+        config.pop(trace, None)
+    # longrope has two sets of numbers: which of them is used depends on the served length
+    attention = repr((spec.architecture, spec.ropes, spec.rules))
+    return (
+        f"{_hash(json.dumps(config, sort_keys=True).encode())};attention={_hash(attention.encode())};"
+        f"{tokenizer_field(directory)}"
+    )
+
+
+def _hash(value: bytes) -> str:
+    return hashlib.blake2b(value, digest_size=DIGEST_BYTES).hexdigest()

@@ -34,7 +34,7 @@ from twostroke.models.shares.share import shares_of
 from twostroke.models.weights.stored.model_files import layouts_in
 from twostroke.observability.profiler import Profiler
 from twostroke.ranks.group import RankGroup, slot_bytes_for
-from twostroke.ranks.processes import RankProcesses
+from twostroke.ranks.processes import RankCare, RankProcesses
 from twostroke.ranks.rank import RankJob
 from twostroke.ranks.sums import RankSums
 from twostroke.scheduler.batch import Batch
@@ -123,6 +123,20 @@ def _most_bytes(plan: CpuPlan) -> int:
     return plan.config.schedule.step_tokens() * plan.spec.hidden_size * SUM_BYTES
 
 
+def started(
+    config: WorkerConfig, job: RankJob, most_bytes: int, descriptor: int, lost: Future[EngineLost]
+) -> RankProcesses:
+    """Starts the other ranks of a worker: their job needs the descriptor. `most_bytes`: of the longest sum.
+
+    `lost` gets the error when ranks are lost that have loaded. Raises ConfigError where they cannot be started.
+    """
+    kernels = choose_kernels(cache_dir() / "kernels")
+    if kernels is None:  # with which ranks tell each other that they are there
+        raise ConfigError(f"--tp {config.ranks} needs a C++ compiler", field="--tp")
+    care = RankCare(config.patience.dead_after_s, config.worker_id, lost.set_result)
+    return RankProcesses(kernels, job, config.ranks, most_bytes, care, (descriptor,))
+
+
 def _ranked_runner(
     plan: CpuPlan, memory: PageMemory, profiler: Profiler | None, lost: Future[EngineLost]
 ) -> tuple[ModelRunner, list[int]]:
@@ -131,20 +145,9 @@ def _ranked_runner(
     `memory` is protected then. `lost` gets the error when ranks are lost afterwards. Raises ConfigError for what cannot
     be loaded.
     """
-    config, kernels = plan.config, choose_kernels(cache_dir() / "kernels")
-    if kernels is None:
-        raise ConfigError(f"--tp {config.ranks} needs a C++ compiler", field="--tp")
+    config = plan.config
     job = ModelJob(config.to_json(), plan.model_dir, memory.layout, memory.fd)
-    processes = RankProcesses(
-        kernels,
-        job,
-        config.ranks,
-        _most_bytes(plan),
-        frozen_s=config.patience.dead_after_s,
-        worker=config.worker_id,
-        descriptors=(memory.fd,),
-        on_lost=lost.set_result,
-    )
+    processes = started(config, job, _most_bytes(plan), memory.fd, lost)
     try:
         ranks = FirstRank(processes, plan.spec.vocab_size)
         with processes.loading():

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from twostroke.base.errors import ConfigError, EngineLost, RankLost
+from twostroke.base.errors import EngineLost, RankLost
 from twostroke.config import WorkerConfig
 from twostroke.config.worker import check_gpu_adapters, ranks_flag
 from twostroke.device.memory import DeviceMemory
@@ -26,10 +26,9 @@ from twostroke.engine.backends.cuda.backend import CudaBackend, CudaPlan
 from twostroke.engine.backends.cuda.fit import devices_from, resolve_device
 from twostroke.engine.backends.cuda.plan import DevicePlan, make_device_runner
 from twostroke.engine.backends.cuda.runner import DeviceRunner
+from twostroke.engine.ranks.cpu import started
 from twostroke.engine.ranks.device_pages import RankedDeviceMemory
-from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
-from twostroke.models.catalog.places import cache_dir
 from twostroke.models.decoders.collective import Collective
 from twostroke.models.known_specs import known_spec
 from twostroke.models.shares.share import check_shared_out, share_of
@@ -135,9 +134,6 @@ def _ranked_runner(loading: CudaPlan, lost: Future[EngineLost]) -> tuple[RankedD
     """
     config, model_dir, plans, layout = loading.config, loading.model_dir, loading.devices, loading.memory.layout
     ranks, plan = len(plans), plans[FIRST]
-    kernels = choose_kernels(cache_dir() / "kernels")
-    if kernels is None:  # with which ranks tell each other that they are there
-        raise ConfigError(f"--tp {ranks} needs a C++ compiler", field="--tp")
     own_layout = _part_of(layout, plan.page_ranges)
     with contextlib.ExitStack() as undo:
         memory = _memory_on(plan.device, own_layout)
@@ -145,16 +141,7 @@ def _ranked_runner(loading: CudaPlan, lost: Future[EngineLost]) -> tuple[RankedD
         fd = os.memfd_create("twostroke-meeting", os.MFD_CLOEXEC)
         undo.callback(os.close, fd)
         job = DeviceJob(config.to_json(), model_dir, own_layout, fd)
-        processes = RankProcesses(
-            kernels,
-            job,
-            ranks,
-            0,
-            frozen_s=config.patience.dead_after_s,
-            worker=config.worker_id,
-            descriptors=(fd,),
-            on_lost=lost.set_result,
-        )
+        processes = started(config, job, 0, fd, lost)
         undo.callback(leave_group)
         undo.callback(processes.close)
         meeting = Meeting(fd, FIRST, ranks)

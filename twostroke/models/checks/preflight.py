@@ -69,7 +69,7 @@ def check_tensors(directory: Path, model: ModelConfig) -> str | None:
     from twostroke.models.checks.unread_tensors import check_family_tensors
     from twostroke.models.families.table import named
     from twostroke.models.shares.share import check_shared_out
-    from twostroke.models.shares.stored_shares import check_orders, shares_in
+    from twostroke.models.shares.shared_out import check_orders, shares_in
     from twostroke.models.weights.stored.formats import open_weights
     from twostroke.models.weights.tensors import take_weights
 

@@ -42,7 +42,8 @@ class DeviceModel:
         collective: Collective | None = None,
     ) -> None:
         self._spec = spec
-        self._collective = collective or Alone()
+        self.collective = collective or Alone()
+        """The other processes that compute the model."""
         self._elementwise = elementwise
         self._qkv_heads = [spec.heads, spec.kv_heads, spec.kv_heads]
         table = weights.embedding
@@ -83,7 +84,7 @@ class DeviceModel:
             next_norm = self._last_norm if index == last else layers[index + 1].attention_norm
             normed, x = self._finish(index, x, attended, next_norm, count)
         assert self._head is not None, "sampling on a worker without a head"
-        logits = self._collective.gather(self._head(normed))
+        logits = self.collective.gather(self._head(normed))
         return None if logits is None else reference.capped(logits, self._spec.final_softcap)
 
     def _embedded(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -119,7 +120,7 @@ class DeviceModel:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the normalised input of the next layer, and the residual stream after this layer."""
         layer = self._layers[index]
-        attention = self._collective.all_reduce(layer.attention_output(attended))
+        attention = self.collective.all_reduce(layer.attention_output(attended))
         if layer.attention_output_norm is not None:
             attention = self._norm(attention, layer.attention_output_norm)
         if self._spec.is_parallel:
@@ -132,9 +133,9 @@ class DeviceModel:
     def _mlp(self, index: int, normed: torch.Tensor, count: torch.Tensor | None) -> torch.Tensor:
         layer, experts = self._layers[index], self._experts[index]
         if experts is not None:
-            return self._collective.all_reduce(self._mixture(index, normed, experts, layer.mlp, count))
+            return self.collective.all_reduce(self._mixture(index, normed, experts, layer.mlp, count))
         assert layer.mlp is not None, "a dense layer has an MLP"
-        y = self._collective.all_reduce(layer.mlp.down(layer.mlp.inner(normed)))
+        y = self.collective.all_reduce(layer.mlp.down(layer.mlp.inner(normed)))
         return y if layer.mlp_output_norm is None else self._norm(y, layer.mlp_output_norm)
 
     def _norm(self, x: torch.Tensor, norm: NormWeights) -> torch.Tensor:

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.kernels.pools.whole_pool import pool_over
 from twostroke.base.errors import ConfigError
 from twostroke.kernels import reference
 from twostroke.kernels.attention.interface import AttentionBackend, RaggedBatch
 from twostroke.kernels.attention.rules import AttentionRule
-from twostroke.kernels.choice import pool_over
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team

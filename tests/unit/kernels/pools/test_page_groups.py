@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from tests.unit.kernels.page_forms.test_page_forms import PATHS, VARIANTS, Prompts, random_history
+from tests.unit.kernels.pools.whole_pool import pool_over
 from twostroke.config.cache import KV_FORMATS
 from twostroke.kernels.attention.interface import AttentionBackend, RaggedBatch, RaggedPlaces
 from twostroke.kernels.attention.rules import AttentionRule
-from twostroke.kernels.choice import choose_attention, grouped_pool, pool_over
+from twostroke.kernels.choice import choose_attention, grouped_pool
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.pools.parted_pool import AnyPool
 from twostroke.kv_cache.form import PageShape, page_form

@@ -24,7 +24,7 @@ from twostroke.engine.ranks.adapters import (
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.models.adapters.shared_out import share_of_adapter
 from twostroke.models.registry import read_spec
-from twostroke.models.shares.stored_shares import shares_in
+from twostroke.models.shares.shared_out import shares_in
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -30,8 +30,7 @@ from twostroke.models.decoders.native_transformer import NativeTransformer
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
 from twostroke.models.shares.share import share_of
-from twostroke.models.shares.shared_out import pages_of_share
-from twostroke.models.shares.stored_shares import shares_in
+from twostroke.models.shares.shared_out import pages_of_share, shares_in
 from twostroke.ranks.group import RankGroup, create_memory
 from twostroke.ranks.sums import RankSums
 from twostroke.scheduler.batch import Batch

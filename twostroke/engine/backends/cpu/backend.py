@@ -189,7 +189,7 @@ class CpuBackend:
         rows = schedule.max_num_seqs if with_head else 0
         draws = share.share is None or share.share.is_first
         logits = rows * (share.vocab_size * DRAW_BYTES if draws else len(share.vocabulary) * LOGIT_BYTES)
-        of_step = step_bytes(share.hidden_size, share.widest_mlp, tokens=schedule.step_tokens())
+        of_step = step_bytes(share, schedule.step_tokens())
         return ProcessNeeds(weights, HOST_PROCESS_BYTES + of_step + logits), kind
 
 

@@ -24,7 +24,7 @@ from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kernels.cpu.team import Team
-from twostroke.kernels.pools.parted_pool import AnyPool, parts_of
+from twostroke.kernels.pools.parted_pool import AnyPool
 from twostroke.kernels.products.linear import Linears, TorchLinears
 from twostroke.kernels.products.steady import SteadyLinears
 from twostroke.kv_cache.memory import PageMemory
@@ -158,16 +158,7 @@ class ModelRunner:
         from twostroke.models.generic.paged_model import PagedModel
 
         assert isinstance(self._model, PagedModel)
-        return tried(
-            self._model,
-            memory,
-            (self._cosines, self._sines),
-            name=spec.architecture,
-            block_size=pool.block,
-            vocab=spec.vocab_size,
-            formats=(model.dtype, *(part.form.name for part in parts_of(pool))),
-            is_deterministic=model.deterministic,
-        )
+        return tried(self._model, memory, (self._cosines, self._sines), spec, model, pool)
 
     def run(self, batch: Batch) -> StepResult:
         started_s = time.perf_counter()

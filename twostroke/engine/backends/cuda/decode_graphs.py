@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -18,6 +19,13 @@ from twostroke.kernels.attention.interface import RaggedPlaces
 from twostroke.kernels.attention.spans import FIELDS, Spans
 from twostroke.kernels.page_forms.exact_pages import ExactPlaces
 from twostroke.scheduler.batch import Batch, GroupPlaces
+
+SMALL_SIZES: Final = (1, 2, 4)
+SIZE_STEP: Final = 8
+"""Between larger sizes: at most 7 rows are padding, which cost next to nothing where weights must be read anyway."""
+LARGE: Final = 256
+LARGE_STEP: Final = 32
+"""Above LARGE: fewer recordings, and padding is a small share all the same."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +65,12 @@ class PageTable:
     @property
     def max_positions(self) -> int:
         return self.max_blocks * self.block_size
+
+
+def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """Returns the batch sizes to record, ascending. The last one holds the largest step."""
+    sizes = [*SMALL_SIZES, *range(SIZE_STEP, LARGE, SIZE_STEP), *range(LARGE, max_num_seqs, LARGE_STEP)]
+    return (*(size for size in sizes if size < max_num_seqs), max_num_seqs)
 
 
 def is_decode_step(batch: Batch) -> bool:

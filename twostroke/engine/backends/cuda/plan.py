@@ -10,8 +10,7 @@ import torch
 
 from twostroke.config import CacheConfig, WorkerConfig
 from twostroke.engine.backends.cuda.accelerator import Accelerator
-from twostroke.engine.backends.cuda.decode_graphs import PageTable
-from twostroke.engine.backends.cuda.graph_sizes import graph_sizes
+from twostroke.engine.backends.cuda.decode_graphs import PageTable, graph_sizes
 from twostroke.engine.backends.cuda.runner import DeviceRunner, StepLimits
 from twostroke.kernels.choice import device_attention, device_elementwise, device_grouped, device_linears, grouped_pool
 from twostroke.kernels.page_forms.exact_pages import ExactPages
@@ -107,9 +106,7 @@ class DevicePlan:
         spec = self.spec
         samples = self.max_sequences if self.with_head else 0
         of_steps = working_bytes(
-            spec.hidden_size,
-            spec.widest_mlp,
-            spec.vocab_size,
+            spec,
             tokens=self.max_tokens,
             samples=samples,
             recorded=sum(graph_sizes(samples)),
@@ -187,13 +184,11 @@ def make_device_runner(
     pool = _device_pool(regions, plan, key_centers(source, whole))
     kernels = kernels_over(pool, spec, plan.torch_dtype)
     weights = take_weights(shared_out(source, spec), spec, with_head=plan.with_head)
-    model = DeviceModel(spec, weights, kernels.elementwise, kernels.grouped, kernels.linears, collective := join())
+    model = DeviceModel(spec, weights, kernels.elementwise, kernels.grouped, kernels.linears, join())
     cosines, sines = (table.to(plan.device) for table in rope_tables(spec.ropes, plan.max_model_len))
     limits = plan.limits(len(regions[0]) - 1, tuple(len(region) - 1 for region in regions[1:]))
     rope, exact = (cosines, sines), exact_places(pool)
-    return DeviceRunner(
-        model, kernels.attention, rope, accelerator, limits, exact, with_head=plan.with_head, collective=collective
-    )
+    return DeviceRunner(model, kernels.attention, rope, accelerator, limits, exact, with_head=plan.with_head)
 
 
 def _device_pool(regions: Sequence[torch.Tensor], plan: DevicePlan, centers: torch.Tensor | None) -> AnyPool:

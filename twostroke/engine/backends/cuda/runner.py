@@ -17,8 +17,7 @@ import torch
 
 from twostroke.base.errors import EngineLost
 from twostroke.engine.backends.cuda.accelerator import Accelerator
-from twostroke.engine.backends.cuda.decode_graphs import DecodeGraphs, DecodeInputs, PageTable
-from twostroke.engine.backends.cuda.graph_sizes import graph_sizes
+from twostroke.engine.backends.cuda.decode_graphs import DecodeGraphs, DecodeInputs, PageTable, graph_sizes
 from twostroke.engine.backends.cuda.staging import HostArray, Staging, packed_offsets
 from twostroke.engine.sampling.device_sampler import draw_rows
 from twostroke.engine.sampling.prompt_scores import score_prompts
@@ -27,7 +26,6 @@ from twostroke.kernels.attention.interface import RaggedBatch, RaggedPlaces
 from twostroke.kernels.attention.spans import TokenSlots
 from twostroke.kernels.page_forms.exact_pages import ExactPlaces
 from twostroke.kernels.pools.parted_pool import RecordedAttention
-from twostroke.models.decoders.collective import Alone, Collective
 from twostroke.models.decoders.device_model import EVERY_ROW, DeviceModel
 from twostroke.models.expert_load import ExpertLoad
 from twostroke.request import PromptLogprobs, SampledToken
@@ -75,11 +73,10 @@ class DeviceRunner:
         exact: ExactPlaces,
         *,
         with_head: bool,
-        collective: Collective | None = None,
     ) -> None:
         self._exact = exact
         self._model = model
-        self._collective = collective or Alone()
+        self._collective = model.collective
         self._attention = attention
         self._cosines, self._sines = rope
         self._accelerator = accelerator

@@ -15,10 +15,10 @@ from twostroke.engine.backends.cuda.decode_graphs import (
     DecodeGraphs,
     DecodeInputs,
     PageTable,
+    graph_sizes,
     is_decode_step,
     padded,
 )
-from twostroke.engine.backends.cuda.graph_sizes import graph_sizes
 from twostroke.kernels.page_forms.exact_pages import NoExactSlots
 from twostroke.scheduler.batch import Batch
 
