@@ -22,12 +22,15 @@ class FormBill:
     form: str
     size: PoolSize
     layout: PoolLayout
-    host_pages: int
+    host: tuple[int, ...]
+    """Pages of each page group in host memory."""
     disk_pages: int
     weights_step_bytes: int
     """What a step reads besides pages."""
-    host_windows: int = 0
-    """Window parts in host memory, where these lie apart from pages."""
+
+    @property
+    def host_pages(self) -> int:
+        return self.host[0]
 
     @property
     def token_bytes(self) -> float:
@@ -38,9 +41,7 @@ class FormBill:
         """What the host tier takes, if there is one."""
         if not self.host_pages:
             return 0
-        windows = self.size.windows
-        parts = 0 if windows is None else host_pool_bytes(self.host_windows, windows.page_bytes)
-        return host_pool_bytes(self.host_pages, self.size.page_bytes) + parts
+        return sum(map(host_pool_bytes, self.host, self.layout.page_sizes))
 
     @property
     def pool_bytes(self) -> int:
@@ -49,11 +50,7 @@ class FormBill:
 
     def step_bytes(self, streams: int, tokens: int) -> float:
         """Returns what a decode step of so many streams reads. Each stream attends to `tokens`."""
-        size, windows = self.size, self.size.windows
-        seen_bytes = tokens * size.page_bytes / size.block_size
-        if windows is not None:
-            seen_bytes += min(tokens, windows.window) * windows.page_bytes / size.block_size
-        return self.weights_step_bytes + streams * seen_bytes
+        return self.weights_step_bytes + streams * self.size.seen_bytes(tokens)
 
     def ceiling(self, bytes_per_s: float, streams: int, tokens: int) -> float | None:
         """Returns the most tokens per second of all streams together; None for a model that reads nothing."""
@@ -81,7 +78,7 @@ def form_bills(model: BilledModel) -> dict[str, FormBill]:
                 continue
             layout = PoolLayout.of(0, model.block_bytes(form))
             size = PoolSize(0, layout.block_bytes, flags.memory.block_size)
-            bills[form] = FormBill(form, size, layout, 0, 0, plan.weights.step)
+            bills[form] = FormBill(form, size, layout, (0,), 0, plan.weights.step)
     return bills
 
 
@@ -92,9 +89,9 @@ def _planned_in(form: str, model: BilledModel) -> MemoryPlan:
 def _bill_of(form: str, plan: MemoryPlan, flags: BillFlags) -> FormBill:
     """Raises ConfigError where a tier is refused."""
     memory = flags.memory
-    host, *host_windows = _tier_pages(plan.layout, memory.host_cache_bytes, _host_pages)
+    host = _tier_pages(plan.layout, memory.host_cache_bytes, _host_pages)
     disk, *_ = _tier_pages(plan.layout, memory.disk_cache_bytes, disk_pages)
-    return FormBill(form, plan.size, plan.layout, host, disk, plan.weights.step, sum(host_windows))
+    return FormBill(form, plan.size, plan.layout, tuple(host), disk, plan.weights.step)
 
 
 def _tier_pages(layout: PoolLayout, most_bytes: int, pages_in: Callable[[int, int], int]) -> list[int]:

@@ -122,6 +122,13 @@ class PoolSize:
         own = pages * self.page_bytes
         return own + (min(pages, self.windows.request_pages) * self.windows.page_bytes if self.windows else 0)
 
+    def seen_bytes(self, tokens: int) -> float:
+        """Returns the bytes of pages that a token reads with so many tokens before it."""
+        seen = tokens * self.page_bytes
+        if self.windows is not None:
+            seen += min(tokens, self.windows.window) * self.windows.page_bytes
+        return seen / self.block_size
+
     @property
     def tokens(self) -> int:
         """The longest request that fits, prompt and answer together."""

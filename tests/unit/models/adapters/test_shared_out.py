@@ -13,7 +13,7 @@ from tests.unit.models.decoders.test_native_transformer import logits_of, native
 from tests.unit.models.shares.test_share import NativeCollective
 from tests.unit.models.test_registry import saved
 from twostroke.base.errors import ConfigError
-from twostroke.engine.adapters.model_adapters import ModelAdapters
+from twostroke.engine.adapters.model_adapters import ModelAdapters, share_of_adapter
 from twostroke.engine.ranks.adapters import (
     AdapterMessage,
     OtherRankAdapters,
@@ -22,7 +22,6 @@ from twostroke.engine.ranks.adapters import (
     RankedAdapters,
 )
 from twostroke.kernels.cpu.build import Kernels
-from twostroke.models.adapters.shared_out import share_of_adapter
 from twostroke.models.registry import read_spec
 from twostroke.models.shares.shared_out import shares_in
 

@@ -184,7 +184,7 @@ def test_pages_of_window_layers_are_billed_apart_as_a_worker_keeps_them(tmp_path
     assert size.concurrent(160) == min(size.pages // 10, size.windows.pages // 4)
     cache = CacheConfig(**memory, host_cache_bytes=4 * MIB)
     tiers = make_bill(flags(str(windowed), dtype="float32", memory=memory | {"host_cache_bytes": 4 * MIB})).chosen
-    assert [tiers.host_pages, tiers.host_windows] == [
+    assert list(tiers.host) == [
         share_of(group, cache, built.model.layout).host_cache_bytes // built.model.layout.page_sizes[group]
         for group in GroupKind
     ]
