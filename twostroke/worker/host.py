@@ -14,9 +14,9 @@ from twostroke import __version__
 from twostroke.base.errors import EngineLost
 from twostroke.base.ids import BlockHash, Epoch, SessionId
 from twostroke.config import WorkerConfig
+from twostroke.kv_cache.groups.group_pool import GroupPool
 from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.tier import Tier
-from twostroke.kv_cache.windows.window_group import WindowGroup
 from twostroke.observability.telemetry import MetricsServer
 from twostroke.request import AdapterRef
 from twostroke.rpc.clock import machine_name
@@ -249,9 +249,8 @@ class WorkerHost:
             block_size=facts.block_size,
             page_bytes=facts.page_bytes,
             pool_pages=facts.pages,
-            window_blocks=0 if facts.window_shape is None else facts.window_shape.tail_blocks,
-            window_bytes=0 if facts.window_shape is None else facts.further[0].page_bytes,
-            window_slots=0 if facts.window_shape is None else facts.window_shape.slots,
+            tail_blocks=0 if facts.window_shape is None else facts.window_shape.tail_blocks,
+            further_page_bytes=0 if facts.window_shape is None else facts.further[0].page_bytes,
         )
 
     def load_report(self) -> control_pb2.Load:
@@ -291,17 +290,16 @@ class WorkerHost:
             conversion_page_s=self.exchange.conversion_page_s,
             adapters=self.adapters.loaded,
             adapter_load_s=self.adapters.load_s,
-            windows=_window_report(self.pool.windows),
+            further=_further_report(self.pool.others),
             stream_step=control_pb2.StreamStep(**dataclasses.asdict(self.loop.stream_steps.each)),
         )
 
 
-def _window_report(windows: WindowGroup | None) -> control_pb2.WindowParts | None:
-    if windows is None:
+def _further_report(groups: Sequence[GroupPool]) -> control_pb2.PageCounts | None:
+    if not groups:
         return None
-    return control_pb2.WindowParts(
-        total=windows.shape.slots, **{state.value: windows.count(state) for state in PageState}
-    )
+    (group,) = groups
+    return control_pb2.PageCounts(total=group.total, **{state.value: group.count(state) for state in PageState})
 
 
 def _tier_report(tier: Tier, use: TierUse) -> control_pb2.TierRate:

@@ -24,8 +24,8 @@ MUTANTS: Final = (
         name="window-of-one-more",
         claim="a token of a layer with a window sees that many tokens",
         file="twostroke/kernels/reference.py",
-        old="return seen if window is None else seen & (keys > positions[:, None] - window)",
-        new="return seen if window is None else seen & (keys >= positions[:, None] - window)",
+        old="return seen if rule.window is None else seen & (keys > positions[:, None] - rule.window)",
+        new="return seen if rule.window is None else seen & (keys >= positions[:, None] - rule.window)",
         test=(
             "tests/unit/kernels/attention/test_rules.py::test_the_native_kernel_obeys_the_layer_s_rule_and_a_row_is_the_same_bits_alone"
         ),

@@ -11,6 +11,7 @@ from tests.unit.worker.rig import VOCAB, answers_of, decode, expected_tokens, pa
 from twostroke.base.errors import InvalidRequest
 from twostroke.base.ids import RequestId
 from twostroke.config import ModelConfig, ScheduleConfig
+from twostroke.kv_cache.windows.window_group import window_group_of
 from twostroke.request import PromptLogprobs
 from twostroke.rpc.convert import prompt_logprobs_from_message
 from twostroke.rpc.v1 import worker_pb2
@@ -26,7 +27,7 @@ def asking(router: Router, count: int = 8, *, top: int = 2, **options: object) -
 
 async def answered(router: Router, **options: object) -> Received:
     got = await router.send(asking(router, **options))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await got.done.wait()
     return got
 
@@ -85,7 +86,7 @@ async def test_they_come_again_to_a_router_that_attaches_from_the_beginning() ->
         got = await answered(router)
         await other.attach("r", 0, from_position=0, new_attempt=1)
         taken = other.of("r", 1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await taken.done.wait()
         assert scores_of(taken) == scores_of(got)
 
@@ -114,5 +115,6 @@ async def test_where_window_parts_lie_apart_a_scored_prompt_holds_few_of_them_an
         assert [scores_of(each) for each in again] == [scores_of(fresh)] * 6
         assert [each.last.cached_tokens for each in again] == [0] * 6
         await worker.idle()
-        assert worker.host.pool.windows is not None
-        assert worker.host.pool.windows.committed == 0
+        windows = window_group_of(worker.host.pool)
+        assert windows is not None
+        assert windows.committed == 0

@@ -157,7 +157,7 @@ class Router:
     async def answer(self, prompt: Sequence[int], max_tokens: int = 8, **options) -> Received:
         """Opens, and waits for the end."""
         got = await self.open(prompt, max_tokens, **options)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await got.done.wait()
         return got
 
@@ -182,14 +182,17 @@ class Puller:
         self._source = source
         self._peer = PeerChannel(source.address, token)
 
-    def pull(self, tokens: Sequence[int], wanted: Sequence[int] | None = None, **changes) -> grpc.aio.UnaryStreamCall:
+    def pull(
+        self, tokens: Sequence[int], wanted: Sequence[int] | None = None, group: int = 0, **changes
+    ) -> grpc.aio.UnaryStreamCall:
         hashes = block_hashes_of(tokens, BLOCK)
+        blocks = range(len(hashes)) if wanted is None else wanted
         fields: dict = {
             "fingerprint": self._source.fingerprint,
             "source_epoch": self._source.epoch,
             "tokens": tokens,
             "block_hashes": hashes_to_bytes(hashes),
-            "wanted": range(len(hashes)) if wanted is None else wanted,
+            "wanted": [worker_pb2.WantedPages(group=group, blocks=blocks)],
         }
         stub = worker_pb2_grpc.PagesStub(self._peer.channel)
         return stub.Pull(worker_pb2.PullRequest(**fields | changes), metadata=self._peer.metadata)
@@ -198,7 +201,7 @@ class Puller:
         """Messages until `count` pages are announced. Raises the ServeError that ended the pull."""
         messages: list[worker_pb2.PagesReady] = []
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while sum(len(message.pages) for message in messages) < count:
                     response = await call.read()
                     assert response is not grpc.aio.EOF
@@ -211,7 +214,7 @@ class Puller:
     async def refusal(self, call: grpc.aio.UnaryStreamCall) -> ServeError:
         """The ServeError that the source answers with."""
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while await call.read() is not grpc.aio.EOF:
                     pass
         except grpc.aio.AioRpcError as error:

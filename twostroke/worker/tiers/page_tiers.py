@@ -16,7 +16,7 @@ from typing import Any
 
 from twostroke.base.ids import BlockHash, PageId
 from twostroke.kv_cache.events import EventLog
-from twostroke.kv_cache.memory import PageMemory, Pages, Window
+from twostroke.kv_cache.memory import PageAccess, PageMemory, Pages
 from twostroke.kv_cache.parts import GroupKind
 from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.tiers.disk_store import ReclaimedRecord, RecordPlace
@@ -61,8 +61,8 @@ class PageTiers:
         """`opened` is None although `wants_disk` where the disk is in trouble."""
         self._group = group
         has_tier = host_memory is not None or opened is not None
-        self._pool_window: Window | None = pool_memory.window(1) if has_tier else None
-        self.copy_threads = CopyThreads("tier-copies", [pool_memory.window(1)]) if has_tier else None
+        self._pool_window: PageAccess | None = pool_memory.access(1) if has_tier else None
+        self.copy_threads = CopyThreads("tier-copies", [pool_memory.access(1)]) if has_tier else None
         self._turn_copies = TurnCopies(pool_memory, self._write_reused)
         self._sightings = Sightings()
         self._log: EventLog | None = None
@@ -73,10 +73,10 @@ class PageTiers:
         self._host_readers: TierReaders[HostEntry] | None = None
         self._disk_readers: TierReaders[RecordPlace] | None = None
         self._wants_disk = wants_disk
-        self.host_window: Window | None = None
+        self.host_window: PageAccess | None = None
         """The host tier's pages, for the one job at a time that reads from disk to these."""
         if self.host is not None:
-            self.host_window = self.host.memory.window(1)
+            self.host_window = self.host.memory.access(1)
             self._host_readers = TierReaders.of("tier-host", functools.partial(HostFetcher, self.host), pool_memory)
         if opened is not None:
             self.disk = DiskTier(opened, self, most_bytes=disk_bytes, write_bytes_per_s=write_bytes_per_s)

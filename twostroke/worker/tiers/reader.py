@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from twostroke.base.ids import BlockHash, PageId
-from twostroke.kv_cache.memory import Pages, Window
+from twostroke.kv_cache.memory import PageAccess, Pages
 from twostroke.transfer.copy_threads import CopyThreads
 from twostroke.worker.tiers.price import PageTime, ReadQueue, ReadTimes, predicted_read_s, thread_for
 
@@ -61,7 +61,7 @@ class ReadJob(Generic[Place]):
     """Pages that are read one after the other, and what has come of them so far."""
 
     def __init__(
-        self, reads: Sequence[PageRead[Place]], notify: Callable[[], None], window: Window | None = None
+        self, reads: Sequence[PageRead[Place]], notify: Callable[[], None], window: PageAccess | None = None
     ) -> None:
         """`notify` is called on the reader's thread when there are results, once until these are taken.
 
@@ -100,7 +100,7 @@ class ReadJob(Generic[Place]):
     def is_given_up(self) -> bool:
         return self._is_given_up
 
-    def land(self, window: Window, read: PageRead[Place], data: memoryview) -> None:
+    def land(self, window: PageAccess, read: PageRead[Place], data: memoryview) -> None:
         """Copies the bytes into their page, of the pool unless the job has a window, and unless it was given up."""
         with self._lock:
             if self._is_given_up or self.is_left_out(read):
@@ -166,7 +166,7 @@ class ReaderThread(Generic[Place]):
         self, name: str, fetcher: PageFetcher[Place], pool_memory: Pages, busy: BusyThreads, index: int
     ) -> None:
         self._fetcher = fetcher
-        self._window = pool_memory.window(1)
+        self._window = pool_memory.access(1)
         self._busy = busy
         self._index = index
         self._threads = CopyThreads(f"{name}-{index}", [self._window])
@@ -192,7 +192,7 @@ class ReaderThread(Generic[Place]):
         self._window.close()
         self._fetcher.close()
 
-    def _run(self, job: ReadJob[Place], window: Window) -> None:
+    def _run(self, job: ReadJob[Place], window: PageAccess) -> None:
         for read in job.reads:
             if job.is_given_up:
                 return
@@ -203,7 +203,7 @@ class ReaderThread(Generic[Place]):
             except MissingPage as error:
                 job.failed(read, error)
 
-    def _bring(self, job: ReadJob[Place], window: Window, read: PageRead[Place]) -> None:
+    def _bring(self, job: ReadJob[Place], window: PageAccess, read: PageRead[Place]) -> None:
         try:
             job.land(window, read, self._fetcher.fetch(read))
         except DamagedPage as error:

@@ -28,6 +28,7 @@ from tests.unit.worker.tiers.tiered import (
     written,
 )
 from twostroke.kv_cache.block import block_hashes_of
+from twostroke.kv_cache.parts import GroupKind
 from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.tiers.files import SegmentFile, SegmentFiles
 from twostroke.kv_cache.tiers.folders import SegmentFolder
@@ -161,7 +162,7 @@ async def test_a_disk_that_loses_against_computing_stays_on_and_is_seldom_probed
         faults.answers.clear()
         try:
             for _ in range(100):
-                assert not worker.host.loads.for_others.share(hashes, held)
+                assert not worker.host.loads.for_others.share(GroupKind.FULL, hashes, held)
             await eventually(lambda: faults.reads > before)
         finally:
             faults.answers.set()
@@ -208,7 +209,7 @@ async def test_a_disk_that_never_answers_from_the_start_on_is_left_out(
     faults = faulty(monkeypatch)
     faults.answers.clear()
     try:
-        async with asyncio.timeout(10), tiered(tmp_path) as worker, router_to(worker) as router:
+        async with asyncio.timeout(60), tiered(tmp_path) as worker, router_to(worker) as router:
             await ask(router, A)
             assert of_tier(worker, "up") == 0
         said = [record.getMessage() for record in caplog.records if "disk tier not opened" in record.getMessage()]

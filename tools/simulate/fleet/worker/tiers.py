@@ -20,7 +20,7 @@ from tools.simulate.fleet.results import WorkerUse
 from tools.simulate.fleet.shape import FleetShape
 from twostroke.base.ids import BlockHash, PageId, SessionId
 from twostroke.kv_cache.events import EventLog
-from twostroke.kv_cache.memory import Window
+from twostroke.kv_cache.memory import PageAccess
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.tiers.byte_budget import WriteBudget
@@ -374,7 +374,7 @@ class SimulatedReader:
         self._next()
 
 
-class _Nowhere(Window):
+class _Nowhere(PageAccess):
     """Stands for the pool's memory, which a simulated worker does not have."""
 
     def read(self, batches: Iterable[Sequence[int]]) -> Iterator[list[memoryview]]:

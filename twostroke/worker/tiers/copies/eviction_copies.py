@@ -21,7 +21,7 @@ import numpy as np
 
 from twostroke.base.ids import BlockHash, PageId, SessionId
 from twostroke.kv_cache.groups.full_group import CachedBlock
-from twostroke.kv_cache.memory import Pages, Window
+from twostroke.kv_cache.memory import PageAccess, Pages
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.transfer.base import digest
 from twostroke.worker.condition import Condition
@@ -225,7 +225,7 @@ class EvictionCopies:
             del self._jobs[session]
 
 
-def _copy(copies: Iterable[_PageCopy], memory: Pages, window: Window) -> list[bytes | None]:
+def _copy(copies: Iterable[_PageCopy], memory: Pages, window: PageAccess) -> list[bytes | None]:
     """Copies pages on the thread of the window; returns their digests, None for one that was given away meanwhile."""
     digests: list[bytes | None] = []
     for copy in copies:

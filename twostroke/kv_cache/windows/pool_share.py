@@ -13,7 +13,7 @@ from typing import Final
 from twostroke.config import WorkerConfig
 from twostroke.kv_cache.groups.page_group import PageGroup
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
-from twostroke.kv_cache.pool_size import PoolSize, WindowPages, enough_pages
+from twostroke.kv_cache.pool_size import GroupPages, PoolSize, enough_pages
 
 USUAL_WINDOWS: Final = 4
 """Windows that a sequence of the usual length is long. With shorter sequences the pages of windows run out first, and
@@ -89,7 +89,7 @@ class SharedPool:
         first, *others = layout.regions
         if not others:
             return PoolSize(first.pages, first.page_bytes, self.block_size)
-        windows = WindowPages(others[0].pages, others[0].page_bytes, self._window, self._window_blocks)
+        windows = GroupPages(others[0].pages, others[0].page_bytes, self._window, self._window_blocks)
         return PoolSize(first.pages, first.page_bytes, self.block_size, windows)
 
     @property
