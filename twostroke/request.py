@@ -227,6 +227,11 @@ class GenerateRequest:
         return replace(self, sampling=replace(self.sampling, choice=choice))
 
     @property
+    def own_weights(self) -> bytes:
+        """Digest of the weights that compute the answer beside the model's; empty where there are none."""
+        return b"" if self.adapter is None else self.adapter.digest
+
+    @property
     def scores_prompt(self) -> bool:
         """Logprobs of the prompt come with the first token."""
         return self.sampling.prompt_logprobs is not None and len(self.prompt) > 1

@@ -12,7 +12,7 @@ from cluster.flags.tls import check as check_tls
 from cluster.flags.token import read as read_token
 from cluster.values.placement import Node, first_unplaceable, gpu_ranks_of, with_gpus
 from cluster.values.spec import LOOPBACK, router_ports
-from router.auth.auth import read_keys
+from router.auth.key_authenticator import read_keys
 from twostroke.base.errors import ConfigError
 from twostroke.config import ClusterConfig, Role
 from twostroke.config.worker import ranks_of

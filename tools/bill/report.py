@@ -119,9 +119,8 @@ def _draft_rows(draft: DraftModelPlan) -> list[tuple[str, int, str]]:
 
 def _pages_of(pool: PoolSize) -> str:
     """Says how many pages there are, of each group where they lie apart."""
-    if pool.further is None:
-        return f"{pool.pages} pages"
-    return f"{pool.pages} pages, {pool.further.pages} of window layers"
+    further = [f", {group.pages} of layers that keep the last blocks only" for group in pool.further]
+    return f"{pool.pages} pages{''.join(further)}"
 
 
 def groups_grid(bill: Bill) -> Grid:

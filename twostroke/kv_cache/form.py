@@ -283,7 +283,7 @@ class Conversion:
     key_centers: npt.NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
     """[layers, kv_heads, head_dim]: what keys of forms with one scale per token lack; None where they lack nothing."""
     further: tuple[Conversion, ...] = ()
-    """How the pages of further page groups are converted."""
+    """How pages of the groups beside the first one are converted."""
 
     @property
     def page_bytes(self) -> int:

@@ -249,8 +249,8 @@ class WorkerHost:
             block_size=facts.block_size,
             page_bytes=facts.page_bytes,
             pool_pages=facts.pages,
-            tail_blocks=0 if facts.window_shape is None else facts.window_shape.tail_blocks,
-            further_page_bytes=0 if facts.window_shape is None else facts.further[0].page_bytes,
+            tail_blocks=sum(group.tail_blocks for group in self.pool.others),
+            further_page_bytes=sum(facts.layout.page_sizes[1:]),
         )
 
     def load_report(self) -> control_pb2.Load:

@@ -225,14 +225,14 @@ class _Gauges(Collector):
             pages.add_metric((self._role, state.value), self._pool.count(state))
         yield pages
         for group in self._pool.others:
-            parts = GaugeMetricFamily(
-                "twostroke_window_pages",
-                "Slots of window parts by state, where layers with a window keep their parts of blocks apart.",
+            further = GaugeMetricFamily(
+                "twostroke_further_pages",
+                "Pages by state of layers that keep the last blocks only, where these lie apart.",
                 labels=("role", "state"),
             )
             for state in PageState:
-                parts.add_metric((self._role, state.value), group.count(state))
-            yield parts
+                further.add_metric((self._role, state.value), group.count(state))
+            yield further
         for name, text, value in self._values:
             gauge = GaugeMetricFamily(f"twostroke_{name}", text, labels=("role",))
             gauge.add_metric((self._role,), value())

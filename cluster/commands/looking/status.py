@@ -240,7 +240,7 @@ def _further_pages(load: control_pb2.Load) -> dict[str, int]:
 
 
 def _pages(line: WorkerLine) -> str:
-    """Describes pages as "91: 80 free, 11 cached; windows 40: 9 free, 31 cached; disk 512 (37% full)".
+    """Describes pages as "91: 80 free, 11 cached; further 40: 9 free, 31 cached; disk 512 (37% full)".
 
     States without pages are left out.
     """
@@ -256,7 +256,7 @@ def _pages(line: WorkerLine) -> str:
         f"; {each.tier} {each.blocks} ({each.used_bytes / max(1, each.capacity_bytes):.0%} full)" for each in line.tiers
     ]
     if line.further_pages:
-        below = [f"; windows {sum(line.further_pages.values())}: {_counts(line.further_pages)}", *below]
+        below = [f"; further {sum(line.further_pages.values())}: {_counts(line.further_pages)}", *below]
     return f"{line.pages_total}: {_counts(states)}{''.join(below)}"
 
 

@@ -90,7 +90,7 @@ class SharedPool:
         if not others:
             return PoolSize(first.pages, first.page_bytes, self.block_size)
         windows = GroupPages(others[0].pages, others[0].page_bytes, self._window, self._window_blocks)
-        return PoolSize(first.pages, first.page_bytes, self.block_size, windows)
+        return PoolSize(first.pages, first.page_bytes, self.block_size, (windows,))
 
     @property
     def _window(self) -> int:

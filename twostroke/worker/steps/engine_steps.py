@@ -159,7 +159,7 @@ def _scheduler_of(
     readings: ReadingRunner,
 ) -> Scheduler:
     limits = _limits_of(config, engine_state)
-    places = places_of(engine_state.facts.window_shape)
+    places = places_of(engine_state.pool)
     builder = BatchBuilder(limits.block_size, engine_state.pool.total, limits.eos_token_ids, places)
     profiled = ProfiledBuilder(builder, engine_state.engine.profiler)
     branches = branches_of(config, engine_state.pool, limits, readings)

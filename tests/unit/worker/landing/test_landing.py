@@ -238,7 +238,7 @@ async def test_pages_of_a_device_are_filled_through_the_host() -> None:
 
 async def test_window_parts_land_beside_pages_and_are_converted_by_their_group() -> None:
     few = Conversion(KvForm("int8"), KvForm("bfloat16", "int8"), replace(SHAPE, layers=1), has_pieces=False)
-    conversion = replace(few, shape=SHAPE, window=few)
+    conversion = replace(few, shape=SHAPE, further=(few,))
     memory = PageMemory(4, conversion.page_bytes, PageRegion(3, few.page_bytes))
     landing = ConvertingLanding(memory, conversion, [])
     for each, page, region, row in ((conversion, PageId(1), 0, 1), (few, PageId(6), 1, 2)):

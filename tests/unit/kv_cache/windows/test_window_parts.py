@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.kv_cache.test_window_histories import Readable
+from tests.unit.kv_cache.windows.test_window_histories import Readable
 from twostroke.base.ids import PageId
 from twostroke.kv_cache.block import block_hashes_of, root_hash
 from twostroke.kv_cache.groups.page_state import PageState

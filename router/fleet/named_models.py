@@ -1,16 +1,19 @@
-"""The adapters that the fleet serves, by the names that clients call them, as the supervisor says."""
+"""The models that the fleet serves beside its own, by the names that clients call them: adapters to it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from twostroke.kv_cache.block import adapter_salt
 from twostroke.request import AdapterRef
-from twostroke.rpc.v1 import adapters_pb2
+from twostroke.rpc.v1 import adapters_pb2, fleet_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class ServedAdapter:
+class NamedModel:
+    """An adapter as the supervisor knows it."""
+
     name: str
     ref: AdapterRef
     lora_rank: int
@@ -18,8 +21,12 @@ class ServedAdapter:
     loaded_s: float
     """When it was loaded, in Unix seconds."""
 
+    def salted(self, salt: bytes) -> bytes:
+        """Returns a salt with which no other model has blocks in common."""
+        return adapter_salt(salt, self.ref.digest)
+
     @classmethod
-    def of(cls, message: adapters_pb2.NamedAdapter) -> ServedAdapter:
+    def of(cls, message: adapters_pb2.NamedAdapter) -> NamedModel:
         ref = AdapterRef(message.adapter.digest, message.adapter.path)
         return cls(message.name, ref, message.rank, message.parameters, message.loaded_s)
 
@@ -33,8 +40,8 @@ class ServedAdapter:
         )
 
 
-Adapters = Mapping[str, ServedAdapter]
+NamedModels = Mapping[str, NamedModel]
 
 
-def adapters_of(messages: Iterable[adapters_pb2.NamedAdapter]) -> Adapters:
-    return {message.name: ServedAdapter.of(message) for message in messages}
+def named_models_of(view: fleet_pb2.FleetView) -> NamedModels:
+    return {message.name: NamedModel.of(message) for message in view.adapters}
