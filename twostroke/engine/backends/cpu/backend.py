@@ -61,7 +61,8 @@ class CpuPlan:
 
     def facts(self) -> LoadedModel:
         """Reads the model's files as far as its pages depend on them. Raises what opening them raises."""
-        centers = stored_key_centers(self.model_dir, self.spec, self.dtype)
+        is_converted = self.config.kv_format != self.config.peer_kv_format
+        centers = stored_key_centers(self.model_dir, self.spec, self.dtype) if is_converted else None
         return model_facts(self.config, self.memory, self.spec, self.model_dir, centers)
 
     def page_memory(self, *, writers: bool = False) -> PageMemory:

@@ -46,7 +46,8 @@ class CudaPlan:
 
     def facts(self) -> LoadedModel:
         """Reads the model's files as far as its pages depend on them. Raises what opening them raises."""
-        centers = stored_key_centers(self.model_dir, self.spec, self.devices[0].torch_dtype)
+        is_converted, dtype = self.config.kv_format != self.config.peer_kv_format, self.devices[0].torch_dtype
+        centers = stored_key_centers(self.model_dir, self.spec, dtype) if is_converted else None
         return model_facts(self.config, self.memory, self.spec, self.model_dir, centers)
 
     def built(
