@@ -10,10 +10,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from twostroke.base.errors import InvalidRequest, Overloaded, ServeError
+from twostroke.base.token_mask import mask_of, narrowed
 from twostroke.engine.backends.facts import LoadedModel
 from twostroke.grammar.advance import ThreadedAdvancer, be_nice
 from twostroke.grammar.compiler import GrammarCompiler
-from twostroke.grammar.mask import mask_of, narrowed
 from twostroke.grammar.state import GrammarState
 from twostroke.grammar.vocabulary import load_vocabulary
 from twostroke.request import Attempt, GenerateRequest, Grammar, SamplingParams

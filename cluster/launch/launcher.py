@@ -41,10 +41,9 @@ from twostroke.models.drafts.check import (
     check_draft,
     check_draft_size,
     draft_dir,
-    draft_pool,
     naming_draft,
+    plan_draft,
 )
-from twostroke.models.known_specs import known_spec
 
 if TYPE_CHECKING:  # loads ray, which reads its environment when it is imported
     from cluster.launch.supervisor_client import SupervisorClient
@@ -307,4 +306,4 @@ def _have_draft_model(config: ClusterConfig, directory: Path) -> None:
         check_model(draft, alone.replace(tp=1, prefill_tp=None, decode_tp=None))  # one rank computes all of it
     check_draft(name, draft, directory)
     check_draft_size(name, draft, directory, model)
-    draft_pool(known_spec(draft), model.dtype, config.cache.block_size, config.schedule.draft_cache_bytes)
+    plan_draft(draft, model, config.cache, config.schedule)

@@ -44,7 +44,7 @@ def open_tiers(config: WorkerConfig, facts: LoadedModel, pool_memory: Pages) -> 
     Raises ConfigError for what cannot be; a disk in trouble is left out, with a warning.
     """
     full = _open_group(GroupKind.FULL, config, facts, pool_memory)
-    if not facts.windows:
+    if not facts.further:
         return GroupTiers(full)
     try:
         return GroupTiers(full, _open_group(GroupKind.FURTHER, config, facts, pool_memory))
