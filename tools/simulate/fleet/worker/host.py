@@ -21,7 +21,7 @@ from tools.simulate.fleet.results import WorkerUse
 from tools.simulate.fleet.shape import FleetShape, SharedCores
 from tools.simulate.fleet.simulated_request import SimulatedRequest
 from tools.simulate.fleet.worker.decode_service import SimulatedDecodeService
-from tools.simulate.fleet.worker.drafts import drafts_of
+from tools.simulate.fleet.worker.drafts import speculation_of
 from tools.simulate.fleet.worker.event_feed import SimulatedEventFeed
 from tools.simulate.fleet.worker.live_loop import LiveLoop
 from tools.simulate.fleet.worker.pulls import Converter, HostPulls, SimulatedPull, SimulatedPulls, Wire
@@ -158,7 +158,7 @@ class SimulatedHost:
         self.facts = _facts(shape, pages, shape.kv_form(role))
         self.pool = BlockPool(pages, self)
         limits = SchedulerLimits(shape.block_size, MAX_MODEL_LEN, (), align_chunks=role is Role.PREFILL)
-        self._drafts = drafts_of(shape, role, f"{worker} {epoch.incarnation}")
+        self._speculation = speculation_of(shape, role, f"{worker} {epoch.incarnation}")
         self.scheduler = _scheduler(self.pool, self.config.schedule, limits, fleet.parts.step_builder(self))
         self.wire = Wire(shape.link_bytes_per_s)
         self.pace = StepPace(shape.cost, shape.noise, f"{shape.seed} {worker} {epoch.incarnation}")
@@ -285,8 +285,8 @@ class SimulatedHost:
     # What the loop tells
 
     def admitted(self, admission: AdmittedSequence) -> None:
-        if self._drafts is not None and admission.sequence.proposer is None:
-            admission.sequence.proposer = self._drafts.speculation()
+        if self._speculation is not None and admission.sequence.proposer is None:
+            admission.sequence.proposer = self._speculation()
 
     def most_steps(self, flight: Flight) -> int:
         """A first token is told of at once."""
