@@ -51,13 +51,13 @@ class _GroupListener:
 
     def stored(self, name: BlockHash) -> None:
         self._epoch.log.stored(name, group=self._group)
-        self._own.saw(name)
+        self._own.offload.saw(name)
 
     def removed(self, name: BlockHash) -> None:
         self._epoch.log.removed(name, group=self._group)
 
     def evicting(self, page: PageId, name: BlockHash, parent: BlockHash) -> None:
-        self._own.evicting(page, name, parent)
+        self._own.offload.evicting(page, name, parent)
 
     def forgotten(self, name: BlockHash) -> None:
         for tiers in self._tiers.groups:

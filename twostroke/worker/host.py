@@ -15,12 +15,10 @@ from twostroke.base.errors import EngineLost
 from twostroke.base.ids import BlockHash, Epoch, SessionId
 from twostroke.config import WorkerConfig
 from twostroke.kv_cache.groups.page_state import PageState
-from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.windows.window_group import WindowGroup
 from twostroke.observability.telemetry import MetricsServer
 from twostroke.request import AdapterRef
 from twostroke.rpc.clock import machine_name
-from twostroke.rpc.events import tier_to_message
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2
@@ -41,7 +39,7 @@ from twostroke.worker.supply.supplier import Supplier
 from twostroke.worker.tiers.copies.eviction_copies import EvictionCopies
 from twostroke.worker.tiers.loads.prefetch import Prefetch
 from twostroke.worker.tiers.loads.tier_loads import TierLoads
-from twostroke.worker.tiers.metrics import TierUse
+from twostroke.worker.tiers.metrics import tier_rates
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +85,9 @@ class WorkerHost:
             config.worker_id, epoch, facts.fingerprint, self.metrics, kv_form=str(facts.kv_form)
         )
         self._sessions = itertools.count(1)
-        self.eviction_copies = EvictionCopies(self.tiers, self.pool, self.memory, self._wake, self._loaded_depth)
+        self.eviction_copies = EvictionCopies(
+            self.tiers.offload, self.pool, self.memory, self._wake, self._loaded_depth
+        )
         self.adapters = self._adapter_cache()
         self.steps = EngineSteps(config, engine_state, self.metrics, self.eviction_copies)
         self.scheduler, self.loop, self.progress = self.steps.scheduler, self.steps.loop, self.steps.progress
@@ -287,7 +287,7 @@ class WorkerHost:
                 control_pb2.LinkRate(worker_id=peer, latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
                 for peer, link in links.items()
             ],
-            tiers=[_tier_report(tier, use) for tier, use in self.group_tiers.uses().items() if use.is_up],
+            tiers=tier_rates(self.group_tiers.uses()),
             conversion_page_s=self.exchange.conversion_page_s,
             adapters=self.adapters.loaded,
             adapter_load_s=self.adapters.load_s,
@@ -301,16 +301,6 @@ def _window_report(windows: WindowGroup | None) -> control_pb2.WindowParts | Non
         return None
     return control_pb2.WindowParts(
         total=windows.shape.slots, **{state.value: windows.count(state) for state in PageState}
-    )
-
-
-def _tier_report(tier: Tier, use: TierUse) -> control_pb2.TierRate:
-    return control_pb2.TierRate(
-        tier=tier_to_message(tier),
-        page_s=use.page_s,
-        blocks=use.blocks,
-        used_bytes=use.used_bytes,
-        capacity_bytes=use.most_bytes,
     )
 
 

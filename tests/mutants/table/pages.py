@@ -332,7 +332,7 @@ MUTANTS: Final = (
         claim="pages come back from host memory as they were",
         file="twostroke/worker/tiers/host_tier.py",
         old="if digest(data) != read.place.digest:",
-        new="if len(data) != self._host.memory.page_bytes:",
+        new="if len(data) != self._memory.page_bytes:",
         test=(
             "tests/unit/worker/tiers/test_host.py::test_a_page_that_changed_in_host_memory_is_a_counted_miss_and_never_reaches_the_disk"
         ),

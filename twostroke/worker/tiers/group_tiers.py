@@ -44,7 +44,7 @@ class GroupTiers:
         if self.windows is None:
             return uses
         parts = self.windows.uses()
-        return {tier: use.with_parts(parts[tier]) for tier, use in uses.items()}
+        return {tier: use.with_group(parts[tier]) for tier, use in uses.items()}
 
     def forget_all(self) -> int:
         """Forgets every part of every block, and removes the files; returns how many blocks had a page."""

@@ -223,34 +223,52 @@ class ReaderThread(Generic[Place]):
 
 
 class TierReaders(Generic[Place]):
-    """The threads that read one tier. They share what it can do, which the predictions here take into account."""
+    """The threads that read one tier, and what a page takes. The predictions here say what they share."""
 
-    def __init__(self, threads: Sequence[ReaderThread[Place]]) -> None:
+    def __init__(
+        self,
+        threads: Sequence[ReaderThread[Place]],
+        page_time: PageTime,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.threads = threads
+        self.page_time = page_time
+        self._clock = clock
 
     @classmethod
-    def of(cls, name: str, new_fetcher: Callable[[], PageFetcher[Place]], pool_memory: Pages) -> TierReaders[Place]:
+    def of(
+        cls, name: str, new_fetcher: Callable[[], PageFetcher[Place]], pool_memory: Pages, page_time: PageTime
+    ) -> TierReaders[Place]:
         """Starts threads of this name; each gets a fetcher of its own."""
         busy = BusyThreads(THREADS)
-        return cls([ReaderThread(name, new_fetcher(), pool_memory, busy, index) for index in range(THREADS)])
+        threads = [ReaderThread(name, new_fetcher(), pool_memory, busy, index) for index in range(THREADS)]
+        return cls(threads, page_time)
 
     @property
     def pending_pages(self) -> int:
         """Pages of jobs that have not ended."""
         return sum(thread.pending_pages for thread in self.threads)
 
-    def thread_for(self, pages: int, page_time: PageTime, now_s: float) -> ReaderThread[Place]:
+    def took(self, times: ReadTimes) -> None:
+        """Learns from pages that were read."""
+        self.page_time = self.page_time.after_reads(times)
+
+    def took_at_least(self, seconds: float, pages: int) -> None:
+        """Learns from a load that was given up before it had brought so many pages."""
+        self.page_time = self.page_time.at_least(seconds / pages)
+
+    def thread_for(self, pages: int) -> ReaderThread[Place]:
         """Returns the thread that is to read a job of so many pages, if it comes now."""
-        return self.threads[thread_for(page_time, self._queues(now_s), pages)]
+        return self.threads[thread_for(self.page_time, self._queues(), pages)]
 
-    def load_s(self, pages: int, page_time: PageTime, now_s: float) -> float:
+    def load_s(self, pages: int) -> float:
         """Predicts how long a job of so many pages takes if it comes now, with those that wait before it."""
-        queues = self._queues(now_s)
-        return predicted_read_s(page_time, queues, thread_for(page_time, queues, pages), pages)
+        queues = self._queues()
+        return predicted_read_s(self.page_time, queues, thread_for(self.page_time, queues, pages), pages)
 
-    def wait_s(self, thread: ReaderThread[Place], page_time: PageTime, now_s: float) -> float:
+    def wait_s(self, thread: ReaderThread[Place]) -> float:
         """Predicts when a thread begins with a job that comes now."""
-        return predicted_read_s(page_time, self._queues(now_s), self.threads.index(thread), 0)
+        return predicted_read_s(self.page_time, self._queues(), self.threads.index(thread), 0)
 
     def beside(self, thread: ReaderThread[Place]) -> int:
         """Returns the pages that other threads have to read."""
@@ -261,7 +279,8 @@ class TierReaders(Generic[Place]):
         for thread in self.threads:
             thread.close()
 
-    def _queues(self, now_s: float) -> list[ReadQueue]:
+    def _queues(self) -> list[ReadQueue]:
+        now_s = self._clock()
         return [
             ReadQueue(each.pending_pages, 0.0 if each.busy_since_s is None else now_s - each.busy_since_s)
             for each in self.threads

@@ -154,7 +154,7 @@ async def test_a_disk_that_loses_against_computing_stays_on_and_is_seldom_probed
         await ask(router, A)
         await ask(router, B, request_id="b")
         await written(worker)
-        worker.host.tiers.took_at_least(Tier.DISK, 10.0, 1)
+        worker.host.tiers.readers(Tier.DISK).took_at_least(10.0, 1)
         hashes, before = block_hashes_of(A, BLOCK), faults.reads
         held = [block for block, each in enumerate(hashes) if each in on_disk(worker)]
         assert held

@@ -156,7 +156,7 @@ async def test_what_a_stale_read_found_does_not_count_against_the_block_at_its_n
         stale = RecordPlace(here.path.with_name("reclaimed.pages"), here.offset)
         tell(Tier.DISK, PageRead(0, block, PageId(0), stale))
         assert tiers.place(Tier.DISK, block) == here, "the new record is found"
-        tiers.disk.bury(gone)
+        tiers.disk.drop(gone)
         tell(Tier.DISK, PageRead(0, gone, PageId(0), left))
         assert of_tier(holder, "verification_failures_total") == 0
         tell(Tier.DISK, PageRead(0, block, PageId(0), here))

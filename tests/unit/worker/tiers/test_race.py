@@ -59,7 +59,7 @@ def measured(
 ) -> None:
     """Lets this be what a worker has measured: beside other work on the machine, real measurements say anything."""
     assert worker.host.tiers.disk is not None
-    worker.host.tiers.disk.page_time = PageTime(page_s)
+    worker.host.tiers.disk.readers.page_time = PageTime(page_s)
     monkeypatch.setattr(worker.host.loads.prices, "_compute_s", lambda queued: compute_s)
     monkeypatch.setattr(worker.host.pulls.links, "of", lambda peer: link)
 

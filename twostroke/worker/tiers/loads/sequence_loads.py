@@ -79,7 +79,7 @@ class SequenceLoads:
         if Tier.DISK not in self._tiers.used or sequence.preemptions:
             return
         for block in range(sequence.hit_blocks):
-            self._tiers.reused(sequence.pages[block], sequence.block_hashes[block], sequence.parent_of(block))
+            self._tiers.offload.reused(sequence.pages[block], sequence.block_hashes[block], sequence.parent_of(block))
         if self._windows is not None:
             self._windows.note_reuse(sequence)
 
@@ -91,7 +91,7 @@ class SequenceLoads:
         other_s = min(spared_s, behind.arrival_s(blocks))
         left = {block: sequence.block_hashes[block] for block in blocks}
         for tier, reads in windows.reads_of(sequence, left):
-            if not behind.is_expected or pays(len(reads) * windows.tiers.page_time(tier).seconds, other_s):
+            if not behind.is_expected or pays(len(reads) * windows.tiers.readers(tier).page_time.seconds, other_s):
                 loaded = [read.block for read in reads]
                 self._loads.start(GroupKind.WINDOW, tier, reads, Price(self._prices.compute_s(loaded), other_s), behind)
                 left = {block: left[block] for block in left if block not in loaded}

@@ -51,8 +51,9 @@ class WindowLoads:
             reached = max(reached, depth)
         if best == here:
             return 0
-        for block in self._windows.shape.tail(best):
-            self.tiers.touch(hashes[block])
+        if (host := self.tiers.host) is not None:
+            for block in self._windows.shape.tail(best):
+                host.hit(hashes[block])
         return best
 
     def note_reuse(self, sequence: KnownSequence) -> None:
@@ -62,7 +63,7 @@ class WindowLoads:
         for block in self._windows.shape.tail(sequence.hit_blocks):
             slot = sequence.windows.slots.get(block)
             if slot is not None and self._windows.is_filled(slot):
-                self.tiers.reused(slot, sequence.block_hashes[block], sequence.parent_of(block))
+                self.tiers.offload.reused(slot, sequence.block_hashes[block], sequence.parent_of(block))
 
     def reached(self, sequence: KnownSequence, blocks: Sequence[int]) -> list[int]:
         """Returns those of the blocks that a sequence passes over where a load or a pull brings them."""
