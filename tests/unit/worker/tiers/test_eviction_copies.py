@@ -15,7 +15,7 @@ import pytest
 
 from tests.unit.worker.callers import Received, Router, router_to
 from tests.unit.worker.rig import BLOCK, PAGE_BYTES, Running, eventually, prefill, prompt_of
-from tests.unit.worker.tiers.tiered import BLOCKS, PAGES, A, B, C, announced, of_tier, tiered, written
+from tests.unit.worker.tiers.tiered import BLOCKS, LONG_S, PAGES, A, B, C, announced, of_tier, tiered, written
 from tests.unit.worker.tiers.tiered import ask as ask_as
 from twostroke.base.ids import BlockHash, PageId
 from twostroke.kv_cache.block import block_hashes_of, root_hash
@@ -39,6 +39,7 @@ def _short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (offload, eviction_copies, turn_copies):
         monkeypatch.setattr(module, "TURN_BYTES", TURN_PAGES * PAGE_BYTES)
     monkeypatch.setattr(eviction_copies, "BATCH_BYTES", 3 * PAGE_BYTES)
+    monkeypatch.setattr(eviction_copies, "LONGEST_WAIT_S", LONG_S)
 
 
 NUMBERS = itertools.count()
