@@ -82,8 +82,8 @@ class RequestManager(RoleServices):
             source, peer, forecast, deadline_s=wanted.deadline_s, adapter=wanted.adapter, trace=trace.span
         )
         state = RequestState(attempt, sequence, ordered, host.facts.block_size, trace, features)
-        state.has_windows = host.pool.windows is not None
-        if sequence.computes_all and not state.has_windows:
+        state.counts_computed = bool(host.pool.others)
+        if sequence.computes_all and not state.counts_computed:
             state.missing_blocks = len(attempt.block_hashes)
         host.scheduler.enqueue(state.sequence)
         state.lifetime.mark(Instant.OPENED)

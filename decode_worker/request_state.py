@@ -116,9 +116,9 @@ class RequestState(SupplyListener):
     """Full blocks that this worker lacked when the request was first admitted."""
     reused_blocks: int = 0
     """Missing blocks that came from the cache of the page source or of the peer."""
-    has_windows: bool = False
-    """Layers with a window keep their parts of blocks apart: a block may be computed again although its page is here,
-    and needs no window part at all where a pull ends behind it. Blocks count as missing that are computed for it."""
+    counts_computed: bool = False
+    """Whether those blocks count as missing that are computed for it. With several page groups, a block may be computed
+    again although its page is here."""
     timer: asyncio.TimerHandle | None = None
     """The timer ends the request at its deadline, and drops the state some time after its end."""
 
@@ -155,7 +155,7 @@ class RequestState(SupplyListener):
 
     def left(self, parts: ListOf[Part]) -> None:
         """Counts blocks that this worker does not have itself, at the first admission."""
-        if not self.sequence.preemptions and not self.has_windows:
+        if not self.sequence.preemptions and not self.counts_computed:
             self.missing_blocks += len(parts)
 
     def settled(self) -> None:
@@ -165,7 +165,7 @@ class RequestState(SupplyListener):
     def pulled(self, report: PullReport) -> None:
         if self.sequence.preemptions:
             pass  # later pulls bring back what was counted before
-        elif self.has_windows:
+        elif self.counts_computed:
             self.missing_blocks += report.computed + report.also_computed
         else:
             self.reused_blocks += report.pulled - report.computed
@@ -181,7 +181,7 @@ class RequestState(SupplyListener):
         """
         missing = self.missing_blocks - self.reused_blocks + len(self.sequence.computed_blocks)
         blocks = len(self.attempt.block_hashes) - missing
-        if self.has_windows and self.supply is not None and self.supply.is_pulling:
+        if self.counts_computed and self.supply is not None and self.supply.is_pulling:
             blocks = min(blocks, self.sequence.hit_blocks)
         return min(max(0, blocks) * self.block_size, len(self.attempt.request.prompt))
 

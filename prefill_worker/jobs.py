@@ -61,27 +61,18 @@ class BuildJob(SupplyListener):
         """Counts blocks that this worker does not have itself as computed, until they come from the peer."""
         self.computed.update(blocks_of(parts, GroupKind.FULL))
 
-    def page(self, block: int) -> PageId | None:
+    def page(self, part: Part) -> PageId | None:
         if self.error is not None:
-            raise TransferFailed(f"block {block} could not be computed: {self.error}")
-        if not self.sequence.pages:
-            return None
-        page = self.sequence.pages[block]
-        return page if self._host.pool.is_filled(page) else None
-
-    def window(self, block: int) -> PageId | None:
-        windows, held = self._host.pool.windows, self.sequence.windows
-        if self.error is not None:
-            raise TransferFailed(f"the window part of block {block} could not be computed: {self.error}")
-        if windows is None or held is None:
-            return None
-        slot = held.slots.get(block)
-        if slot is None and (block + 1) * self._host.facts.block_size <= self.sequence.computed:
-            raise TransferFailed(f"the window part of block {block} is not kept: the last ones are")
-        return slot if slot is not None and windows.is_filled(slot) else None
+            raise TransferFailed(f"block {part.block} could not be computed: {self.error}")
+        page = self.sequence.page_of(part)
+        if page is None and (part.block + 1) * self._host.facts.block_size <= self.sequence.computed:
+            raise TransferFailed(
+                f"block {part.block} is not kept in page group {part.group}, which keeps the last ones"
+            )
+        return page if page is not None and self._host.pool.is_filled(page) else None
 
     def was_computed(self, block: int) -> bool:
-        return block in (self.computed if self._host.pool.windows is None else self.sequence.computed_blocks)
+        return block in (self.sequence.computed_blocks if self._host.pool.others else self.computed)
 
     def computed_besides(self, blocks: Collection[int]) -> int:
         return len(self.sequence.computed_blocks.difference(blocks))

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import torch
 
-from twostroke.device.staging import PoolPart, StagedWindow
+from twostroke.device.staging import PoolPart, StagedAccess
 from twostroke.device.stream import copy_stream
 from twostroke.kv_cache.layout import PageRegion, PoolLayout, generation_bytes
-from twostroke.kv_cache.memory import Pages, PoolLocation, Window, available_memory_bytes
+from twostroke.kv_cache.memory import PageAccess, Pages, PoolLocation, available_memory_bytes
 from twostroke.kv_cache.pool_size import refuse_more_than_free
 from twostroke.kv_cache.shared import GenerationTable
 
@@ -39,8 +39,8 @@ class DeviceMemory(Pages):
             for start, region in zip(self.layout.starts, self.layout.regions, strict=True)
         )
 
-    def window(self, batch_pages: int) -> Window:
-        return StagedWindow([PoolPart(self.tensor, self.layout, copy_stream(self.device))], self.layout, batch_pages)
+    def access(self, batch_pages: int) -> PageAccess:
+        return StagedAccess([PoolPart(self.tensor, self.layout, copy_stream(self.device))], self.layout, batch_pages)
 
     @property
     def place(self) -> PoolLocation:

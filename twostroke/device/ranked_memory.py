@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from twostroke.device.memory import DeviceMemory
-from twostroke.device.staging import PoolPart, StagedWindow
+from twostroke.device.staging import PoolPart, StagedAccess
 from twostroke.device.stream import copy_stream
 from twostroke.kv_cache.layout import PoolLayout, generation_bytes
-from twostroke.kv_cache.memory import Pages, PoolLocation, Window
+from twostroke.kv_cache.memory import PageAccess, Pages, PoolLocation
 
 
 class RankedDeviceMemory(Pages):
@@ -28,13 +28,13 @@ class RankedDeviceMemory(Pages):
         self._ranges = ranges
         self.generations = own.generations
 
-    def window(self, batch_pages: int) -> Window:
+    def access(self, batch_pages: int) -> PageAccess:
         ranks = len(self._memories)
         parts = [
             PoolPart(memory, self._own.layout, copy_stream(memory.device), rank * self._ranges // ranks)
             for rank, memory in enumerate(self._memories)
         ]
-        return StagedWindow(parts, self.layout, batch_pages)
+        return StagedAccess(parts, self.layout, batch_pages)
 
     @property
     def place(self) -> PoolLocation | None:

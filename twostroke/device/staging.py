@@ -12,7 +12,7 @@ import torch
 
 from twostroke.device.stream import CopyStream, Mark
 from twostroke.kv_cache.layout import PoolLayout
-from twostroke.kv_cache.memory import Window
+from twostroke.kv_cache.memory import PageAccess
 
 BUFFERS = 2
 """One is worked on, one is being copied."""
@@ -36,7 +36,7 @@ class PoolPart:
         return slice(self.index * size, (self.index + 1) * size)
 
 
-class StagedWindow(Window):
+class StagedAccess(PageAccess):
     def __init__(self, parts: Sequence[PoolPart], layout: PoolLayout, batch_pages: int) -> None:
         """`layout`: of whole pages. Where several parts have the same index, one is read and all are written."""
         self._parts = parts

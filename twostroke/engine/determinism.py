@@ -111,4 +111,4 @@ def _in_all_groups(batch: Batch, layout: PoolLayout, block_size: int) -> Batch:
         tables = np.minimum(batch.block_tables, np.int32(scratch))
         return GroupPlaces(tables, np.minimum(rows, scratch) * block_size + offsets)
 
-    return replace(batch, windows=tuple(places(region.pages) for region in layout.regions[1:]))
+    return replace(batch, further=tuple(places(region.pages) for region in layout.regions[1:]))

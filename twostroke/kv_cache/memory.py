@@ -25,7 +25,7 @@ STAT_BLOCK_BYTES = 512
 """The unit in which the system counts the blocks of a file."""
 
 
-class Window(abc.ABC):
+class PageAccess(abc.ABC):
     """Access from the host to the bytes of pages, for one thread."""
 
     @abc.abstractmethod
@@ -66,8 +66,8 @@ class Pages(abc.ABC):
     """Generations of all pages, always in host memory."""
 
     @abc.abstractmethod
-    def window(self, batch_pages: int) -> Window:
-        """Returns a new window for at most `batch_pages` pages at a time."""
+    def access(self, batch_pages: int) -> PageAccess:
+        """Returns an access to at most `batch_pages` pages at a time."""
 
     @property
     @abc.abstractmethod
@@ -178,8 +178,8 @@ class PageMemory(Pages):
             for page in region:
                 page[:: mmap.PAGESIZE].max()
 
-    def window(self, batch_pages: int) -> Window:
-        return _HostWindow(self._flat, self.layout)
+    def access(self, batch_pages: int) -> PageAccess:
+        return _HostAccess(self._flat, self.layout)
 
     @property
     def place(self) -> PoolLocation:
@@ -206,8 +206,8 @@ class PageMemory(Pages):
         self._memory.close()
 
 
-class _HostWindow(Window):
-    """A window with the pages themselves as its buffers."""
+class _HostAccess(PageAccess):
+    """It has the pages themselves as its buffers."""
 
     def __init__(self, flat: npt.NDArray[np.uint8], layout: PoolLayout) -> None:
         self._span = layout.span

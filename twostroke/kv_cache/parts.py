@@ -1,6 +1,6 @@
-"""The parts of blocks that one worker holds: a page, and where layers with a window keep theirs apart, a window part.
+"""The parts of blocks that one worker holds: a block has a page in each page group.
 
-Pages and window parts have ids of one space, so that a transfer or a digest needs to know nothing of groups.
+Pages of all groups have ids of one space, so that a transfer or a digest needs to know nothing of groups.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 
 class GroupKind(enum.IntEnum):
-    """A page group of a model (`twostroke.kv_cache.windows`); most models have the first one alone."""
+    """A page group of a model (`twostroke.kv_cache.groups`); most models have the first one alone."""
 
     FULL = 0
-    """Layers that attend to all tokens, or all layers where no others have a window."""
-    WINDOW = 1
+    """Layers that attend to all tokens, or all layers where none keeps its pages apart."""
+    FURTHER = 1
+    """Layers that need the pages of some blocks only."""
 
 
 class Part(NamedTuple):
@@ -26,11 +27,9 @@ class Part(NamedTuple):
     group: GroupKind
 
 
-def parts_of(pages: Iterable[int], windows: Iterable[int] = ()) -> list[Part]:
-    """Returns the parts of these blocks in order."""
-    return sorted(
-        [*(Part(block, GroupKind.FULL) for block in pages), *(Part(block, GroupKind.WINDOW) for block in windows)]
-    )
+def parts_of(blocks: Iterable[int], group: GroupKind = GroupKind.FULL) -> list[Part]:
+    """Returns the parts of these blocks in one group, in order."""
+    return [Part(block, group) for block in sorted(blocks)]
 
 
 def blocks_of(parts: Iterable[Part], group: GroupKind) -> list[int]:

@@ -7,16 +7,15 @@ the group of a page.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from twostroke.base.ids import BlockHash, PageId
 from twostroke.kv_cache.groups.full_group import FullGroup
-from twostroke.kv_cache.groups.group_pool import GroupPool
+from twostroke.kv_cache.groups.group_pool import FurtherGroup, GroupPool, MakeGroup
 from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.groups.pool_listener import PoolListener
-from twostroke.kv_cache.windows.shape import WindowShape
-from twostroke.kv_cache.windows.window_group import WindowGroup
+from twostroke.kv_cache.parts import GroupKind, Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +36,13 @@ class BlockPool(FullGroup):
         self,
         total: int,
         listener: PoolListener,
-        window_listener: PoolListener | None = None,
-        *,
-        window: WindowShape | None = None,
+        *others: MakeGroup,
     ) -> None:
-        """`window`: given for a model with layers that keep window parts."""
+        """`others` make the groups beside the first one."""
         super().__init__(total, listener)
-        self.windows: WindowGroup | None = None
-        if window is not None and window_listener is not None:
-            self.windows = WindowGroup(window, self._pages, window_listener, self.parent_of)
-        self._others: tuple[WindowGroup, ...] = () if self.windows is None else (self.windows,)
-        self.groups: tuple[GroupPool, ...] = (self, *self._others)
+        self.others: tuple[FurtherGroup, ...] = tuple(make(self._pages, self.parent_of) for make in others)
+        """The groups beside the first one."""
+        self.groups: tuple[GroupPool, ...] = (self, *self.others)
         """All groups, in the order of `parts.GroupKind`."""
 
     def group_of(self, page: PageId) -> GroupPool:
@@ -57,11 +52,11 @@ class BlockPool(FullGroup):
     @property
     def lacks_pinned(self) -> bool:
         """Whether something that a pin keeps, of any group, is not readable here. O(pinned blocks)."""
-        return super().lacks_pinned or any(group.lacks_pinned for group in self._others)
+        return super().lacks_pinned or any(group.lacks_pinned for group in self.others)
 
     def hits(self, hashes: Sequence[BlockHash]) -> int:
         """Returns after how many of these blocks a sequence can continue, with what every group holds."""
-        depth, others, number, agreed = self.depth(hashes), self._others, 0, 0
+        depth, others, number, agreed = self.depth(hashes), self.others, 0, 0
         while agreed < len(others):
             reached = others[number].depth(hashes, depth)
             agreed = agreed + 1 if reached == depth else 1
@@ -90,11 +85,27 @@ class BlockPool(FullGroup):
         pages.extend(self._take_private() for _ in range(private))
         return Claim(pages, missing, hits)
 
+    def share_last(self, hashes: Sequence[BlockHash]) -> dict[Part, PageId]:
+        """Holds what a sequence needs of the other groups to continue after this chain, as far as there is room.
+
+        What is not here is arriving. The caller holds the pages of the chain. `unshare_last` releases the others.
+        """
+        return {
+            Part(block, GroupKind(number)): page
+            for number, group in enumerate(self.others, 1)
+            for block, page in group.share_last(hashes).items()
+        }
+
+    def unshare_last(self, held: Mapping[Part, PageId]) -> None:
+        """Releases what `share_last` returned."""
+        for group in self.others:
+            group.unshare([page for page in held.values() if group.owns(page)])
+
     # Pinning
 
     def has_room_to_pin(self, hashes: Sequence[BlockHash]) -> bool:
         """Returns whether a prefix can be pinned so that the longest sequence still fits into each other group."""
-        return all(group.has_room_to_pin(hashes) for group in self._others)
+        return all(group.has_room_to_pin(hashes) for group in self.others)
 
     def pin(self, hashes: Sequence[BlockHash]) -> None:
         """Keeps a whole prefix from eviction: in each group the blocks that a sequence needs to continue after it.
@@ -122,16 +133,16 @@ class BlockPool(FullGroup):
         for page in cached:
             self._forget_page(page)
         self._leaves.clear()
-        for group in self._others:
+        for group in self.others:
             group.forget_cached()
         return len(cached)
 
     def _page_leaves(self, block_hash: BlockHash, *, is_evicted: bool) -> None:
-        for group in self._others:
+        for group in self.others:
             group.page_removed(block_hash, is_evicted=is_evicted)
 
     def check_integrity(self) -> None:
         """Asserts every invariant of every group from first principles. O(pages); for tests and idle moments."""
         super().check_integrity()
-        for group in self._others:
+        for group in self.others:
             group.check_integrity()

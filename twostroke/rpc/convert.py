@@ -13,6 +13,7 @@ from twostroke.base.errors import InternalError, InvalidRequest, ServeError
 from twostroke.base.ids import BlockHash, RequestId
 from twostroke.kv_cache.block import HASH_BYTES
 from twostroke.kv_cache.form import KvForm
+from twostroke.kv_cache.parts import GroupKind, Part
 from twostroke.request import (
     AdapterRef,
     Attempt,
@@ -40,6 +41,14 @@ def hashes_from_bytes(packed: bytes) -> list[BlockHash]:
             f"block_hashes must be a multiple of {HASH_BYTES} bytes, got {len(packed)}", field="block_hashes"
         )
     return [BlockHash(packed[start : start + HASH_BYTES]) for start in range(0, len(packed), HASH_BYTES)]
+
+
+def wanted_pages(parts: Iterable[Part]) -> list[worker_pb2.WantedPages]:
+    """Returns the messages of these parts, which are in order."""
+    blocks: dict[GroupKind, list[int]] = {}
+    for block, group in parts:
+        blocks.setdefault(group, []).append(block)
+    return [worker_pb2.WantedPages(group=group, blocks=own) for group, own in sorted(blocks.items())]
 
 
 def form_of(model: control_pb2.ModelInfo) -> KvForm:

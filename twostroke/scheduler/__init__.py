@@ -4,7 +4,7 @@ sequence       a request's tokens, pages and how far its KV is computed; what a 
 demand         what a sequence needs of the next step, in numbers
 scheduler      the one rule: prefix hits, arriving pages and forward passes all advance `computed`
 choosing       the tokens of one step, by the demands of the sequences and the token budget
-progress       how a sequence comes on through its blocks; window_progress: where windows have parts of their own
+progress       how a sequence comes on through its blocks; windows: where layers with a window keep parts of their own
 waiting_queue  the sequences that wait for pages, and their pending tokens
 load           sums of the work that waits and runs
 cost           predicted length of a step, and how much of prompts fits beside running streams

@@ -71,7 +71,7 @@ class GroupPlaces:
     """The places of a step in one page group. A row is a page of the group's own, counted from its first."""
 
     block_tables: npt.NDArray[np.int32]
-    """[S, widest] row of each block's page. Blocks that the group's window hides from all tokens of the step are not
+    """[S, widest] row of each block's page. Blocks that the group hides from all tokens of the step are not
     read: their rows may be any valid ones."""
     write_slots: npt.NDArray[np.int64]
     """[T] row * block_size + offset where the token's KV goes; the scratch row takes what is not kept."""
@@ -99,7 +99,7 @@ class Batch:
     released: tuple[int, ...] = ()
     """Pages of the first group with blocks that were finished or given up since the step before. What is kept for them
     besides the page can be freed."""
-    windows: tuple[GroupPlaces, ...] = ()
+    further: tuple[GroupPlaces, ...] = ()
     """Places in each further page group. Empty where a model has one group."""
 
     def without_draws(self) -> Batch:

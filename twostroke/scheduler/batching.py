@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as ListOf
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import is_
 from typing import NamedTuple, Protocol
 
@@ -12,10 +12,9 @@ import numpy.typing as npt
 
 from twostroke.base.ids import PageId
 from twostroke.grammar.mask import mask_of
-from twostroke.kv_cache.windows.shape import WindowShape
 from twostroke.scheduler.batch import Batch, FeatureRows, GroupPlaces, SampleRow
 from twostroke.scheduler.cost import StepTerms
-from twostroke.scheduler.sequence import HeldWindows, Sequence
+from twostroke.scheduler.sequence import Sequence
 
 Ints = npt.NDArray[np.int32]
 
@@ -65,12 +64,30 @@ class StepBuilder(Protocol):
         """Returns the step that runs `chunks` in this order."""
 
 
+class FurtherPlaces:
+    """Finds where a step reads and writes in the page groups beside the first one. There is none, unless overridden."""
+
+    def kept_tokens(self, chunks: ListOf[Chunk], computed: Ints) -> Ints:
+        """Returns how many leading tokens of each sequence are in filled pages: these are not written again."""
+        return computed
+
+    def of(
+        self, chunks: ListOf[Chunk], positions: Ints, rows: npt.NDArray[np.int64], computed: Ints, ends: Ints
+    ) -> tuple[GroupPlaces, ...]:
+        """Returns the pages that each chunk attends to, and where it writes, in each further group."""
+        return ()
+
+
 class BatchBuilder:
     def __init__(
-        self, block_size: int, scratch_page: int, eos_token_ids: tuple[int, ...], window: WindowShape | None = None
+        self,
+        block_size: int,
+        scratch_page: int,
+        eos_token_ids: tuple[int, ...],
+        further: FurtherPlaces | None = None,
     ) -> None:
-        """`window`: layers with a window keep their parts of blocks apart from pages."""
-        self._windows = None if window is None else WindowPlaces(window)
+        """`further`: the places in the groups beside the first one."""
+        self._further = further or FurtherPlaces()
         self._block_size = block_size
         self._scratch_slot = scratch_page * block_size
         self._eos = eos_token_ids
@@ -90,7 +107,7 @@ class BatchBuilder:
         tables = self._tables(chunks, ends)
         slots = tables[rows, positions // self._block_size].astype(np.int64) * self._block_size
         slots += positions % self._block_size
-        kept = computed if self._windows is None else self._windows.kept_tokens(chunks, computed)
+        kept = self._further.kept_tokens(chunks, computed)
         slots[positions < kept[rows]] = self._scratch_slot  # computed tokens are not written again
         tokens: list[int] = []
         for sequence, start, end, _, drafts in chunks:
@@ -114,7 +131,7 @@ class BatchBuilder:
             ),
             scores=tuple(features.scores),
             adapters=features.adapters_of_all(len(chunks)) if features.adapters else (),
-            windows=() if self._windows is None else (self._windows.of(chunks, positions, rows, computed, ends),),
+            further=self._further.of(chunks, positions, rows, computed, ends),
         )
         return Step(tuple(chunks), batch)
 
@@ -166,46 +183,3 @@ class BatchBuilder:
             behind = len(drafts) - drawn
             samples.append(SampleRow(row, params, known + drawn, banned, prompt, so_far, mask, behind))
         return samples
-
-
-class WindowPlaces:
-    """Finds where a step's window parts lie."""
-
-    def __init__(self, window: WindowShape) -> None:
-        self._window = window
-
-    def kept_tokens(self, chunks: ListOf[Chunk], computed: Ints) -> Ints:
-        """Returns how many leading tokens of each sequence are in filled pages: these are not written again."""
-        return self._after(computed, [_held(each[0]).full_blocks for each in chunks])
-
-    def of(
-        self, chunks: ListOf[Chunk], positions: Ints, rows: npt.NDArray[np.int64], computed: Ints, ends: Ints
-    ) -> GroupPlaces:
-        """Returns the rows of the window parts that each chunk attends to, and where it writes."""
-        size, first = self._window.block_size, self._window.first
-        tables = np.zeros((len(chunks), int((-(-ends // size)).max())), np.int32)
-        for row, chunk in enumerate(chunks):
-            slots_of, begin = _held(chunk.sequence).slots, self._window.first_block(chunk.start)
-            last = -(-chunk.drafted_end // size)
-            tables[row, begin:last] = [slots_of[block] - first for block in range(begin, last)]
-        slots = tables[rows, positions // size].astype(np.int64) * size + positions % size
-        kept = self._after(computed, [_held(each[0]).filled_parts for each in chunks])
-        slots[positions < kept[rows]] = self._window.slots * size  # the scratch row
-        return GroupPlaces(tables, slots)
-
-    def _after(self, computed: Ints, blocks: ListOf[int]) -> Ints:
-        kept: Ints = np.maximum(computed, np.array(blocks, np.int32) * np.int32(self._window.block_size))
-        return kept
-
-
-def with_windows(batch: Batch, window: WindowShape | None) -> Batch:
-    """Returns a step that belongs to no sequence, where layers with a window keep their parts of blocks apart."""
-    if window is None:
-        return batch
-    scratch = window.slots * window.block_size + batch.positions.astype(np.int64) % window.block_size
-    return replace(batch, windows=(GroupPlaces(batch.block_tables % np.int32(window.slots), scratch),))
-
-
-def _held(sequence: Sequence) -> HeldWindows:
-    assert sequence.windows is not None, "it holds its window parts while it runs"
-    return sequence.windows

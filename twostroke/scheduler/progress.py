@@ -1,7 +1,6 @@
 """Decides for each sequence which blocks it may compute, which it writes, and which it passes over.
 
-A sequence waits for a block that has another writer, and passes over a block that is filled. `WindowProgress` does the
-same for models with window parts.
+A sequence waits for a block that has another writer, and passes over a block that is filled.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from twostroke.config import ScheduleConfig
 from twostroke.kv_cache.block import root_hash
 from twostroke.kv_cache.parts import Part
 from twostroke.kv_cache.pool import BlockPool
+from twostroke.kv_cache.windows.window_group import window_group_of
 from twostroke.request import FinishReason
 from twostroke.scheduler.batch import StepResult
 from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
@@ -31,7 +32,8 @@ from twostroke.scheduler.progress import BlockProgress, PageProgress
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import AdmittedSequence, Emission, SchedulerLimits
 from twostroke.scheduler.waiting_queue import ADMISSION_LOOKAHEAD, WaitingQueue
-from twostroke.scheduler.window_progress import WindowProgress
+from twostroke.scheduler.windows.places import places_of
+from twostroke.scheduler.windows.progress import WindowProgress
 
 
 class Scheduler:
@@ -50,8 +52,9 @@ class Scheduler:
         self._limits = limits
         self.step_tokens = config.step_tokens(on_gpu=limits.on_gpu)
         """Most tokens in one step; a worker may allow more once it has measured what they cost."""
-        window = None if pool.windows is None else pool.windows.shape
-        self._builder = builder or BatchBuilder(limits.block_size, pool.total, limits.eos_token_ids, window)
+        windows = window_group_of(pool)
+        places = places_of(None if windows is None else windows.shape)
+        self._builder = builder or BatchBuilder(limits.block_size, pool.total, limits.eos_token_ids, places)
         self._gate = gate or OpenGate()
         self._progress = _progress_of(pool, limits.block_size, self.step_tokens, self._gate)
         branches = branches or SchedulerBranches()
@@ -288,6 +291,7 @@ class Scheduler:
 
 
 def _progress_of(pool: BlockPool, block_size: int, step_tokens: int, gate: ClaimGate) -> BlockProgress:
-    if pool.windows is None:
+    windows = window_group_of(pool)
+    if windows is None:
         return PageProgress(pool, block_size)
-    return WindowProgress(pool, pool.windows, block_size, step_tokens, gate.loaded_depth)
+    return WindowProgress(pool, windows, block_size, step_tokens, gate.loaded_depth)

@@ -6,8 +6,10 @@ arriving page, a forward pass.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as TokenSequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from twostroke.base.ids import BlockHash, PageId, RequestId, SessionId
 from twostroke.kv_cache.block import extend_hashes, root_hash
@@ -18,28 +20,12 @@ from twostroke.scheduler.demand import Demand
 from twostroke.scheduler.reading import Proposer, TokenReader
 
 
-@dataclass(slots=True)
-class HeldWindows:
-    """The window parts that a running sequence holds, where they lie apart from pages."""
-
-    slots: dict[int, PageId]
-    """Slot of each block with a window part that it holds."""
-    most: int | None
-    """Slots that were promised to it when it began. None: nothing was promised, and it takes slots one by one."""
-    promised: int
-    """Leading blocks to which the promise applies. Slots for later blocks are taken in addition."""
-    pulled_depth: int = 0
-    """Number of leading blocks that a pull or a load is to bring. Computing starts after them. 0: nothing is to be
-    brought."""
-    full_blocks: int = 0
-    """Number of leading blocks with filled pages."""
-    filled_parts: int = 0
-    """End of the blocks with window parts that are filled already when the next chunk runs."""
+class FurtherPages(Protocol):
+    """What a running sequence holds of a page group beside the first one."""
 
     @property
-    def committed(self) -> int:
-        """Slots that may not be promised to other sequences."""
-        return len(self.slots) if self.most is None else self.most
+    def slots(self) -> Mapping[int, PageId]:
+        """Its pages by their blocks."""
 
 
 class Constraint:
@@ -111,21 +97,21 @@ class Sequence:
     their hashes as they are computed."""
     computed: int = 0
     pages: list[PageId] = field(default_factory=list)
-    windows: HeldWindows | None = None
-    """None while it waits, and where pages hold what all layers keep."""
+    further: FurtherPages | None = None
+    """None while it waits, and where there is one page group."""
     hit_blocks: int = 0
     """Leading blocks that were here when it was first admitted."""
     pulled_blocks: int = 0
     """Leading blocks that are to come from another worker."""
     loaded_blocks: int = 0
     """Number of leading blocks after which it can continue once lower tiers have brought what they hold; 0 where they
-    bring nothing, and where window parts do not lie apart from pages."""
+    bring nothing, and where there is one page group."""
     pending_tokens: int = 0
     """Last tokens of `known` that will probably be computed here, while it waits."""
     passes: int = 0
     """Number of sequences that were admitted past it while it waited."""
     computed_blocks: set[int] = field(default_factory=set)
-    """Blocks of the prompt that forward passes here compute for it, where window parts lie apart from pages."""
+    """Blocks of the prompt that forward passes here compute for it, where there are several page groups."""
     preemptions: int = 0
     steps: int = 0
     """Steps that it took part in."""
@@ -173,7 +159,7 @@ class Sequence:
         """Returns the page in which it holds a part; None where it holds none, as after its end."""
         if part.group is GroupKind.FULL:
             return self.pages[part.block] if part.block < len(self.pages) else None
-        return None if self.windows is None else self.windows.slots.get(part.block)
+        return None if self.further is None else self.further.slots.get(part.block)
 
     def pages_of(self, parts: TokenSequence[Part]) -> dict[Part, PageId]:
         """Returns the pages of parts, all of which it holds."""

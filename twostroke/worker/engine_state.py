@@ -22,6 +22,7 @@ from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.memory import Pages
 from twostroke.kv_cache.parts import GroupKind
 from twostroke.kv_cache.pool import BlockPool
+from twostroke.kv_cache.windows.window_group import window_group
 from twostroke.models.catalog.places import locate
 from twostroke.observability.profiler import Profiler
 from twostroke.worker.measured.rates import Rates
@@ -91,7 +92,9 @@ class EngineState:
         listeners = [
             _GroupListener(GroupKind(index), self._epoch, built.memory, tiers) for index in range(len(tiers.groups))
         ]
-        self.pool = BlockPool(built.model.pages, *listeners, window=built.model.window_shape)
+        shape, (first, *others) = built.model.window_shape, listeners
+        further = [] if shape is None else [window_group(shape, *others)]
+        self.pool = BlockPool(built.model.pages, first, *further)
 
     @classmethod
     async def load(cls, config: WorkerConfig) -> EngineState:

@@ -14,8 +14,8 @@ from twostroke import __version__
 from twostroke.base.errors import EngineLost
 from twostroke.base.ids import BlockHash, Epoch, SessionId
 from twostroke.config import WorkerConfig
+from twostroke.kv_cache.groups.group_pool import GroupPool
 from twostroke.kv_cache.groups.page_state import PageState
-from twostroke.kv_cache.windows.window_group import WindowGroup
 from twostroke.observability.telemetry import MetricsServer
 from twostroke.request import AdapterRef
 from twostroke.rpc.clock import machine_name
@@ -291,17 +291,16 @@ class WorkerHost:
             conversion_page_s=self.exchange.conversion_page_s,
             adapters=self.adapters.loaded,
             adapter_load_s=self.adapters.load_s,
-            windows=_window_report(self.pool.windows),
+            windows=_further_report(self.pool.others),
             stream_step=control_pb2.StreamStep(**dataclasses.asdict(self.loop.stream_steps.each)),
         )
 
 
-def _window_report(windows: WindowGroup | None) -> control_pb2.WindowParts | None:
-    if windows is None:
+def _further_report(groups: Sequence[GroupPool]) -> control_pb2.WindowParts | None:
+    if not groups:
         return None
-    return control_pb2.WindowParts(
-        total=windows.shape.slots, **{state.value: windows.count(state) for state in PageState}
-    )
+    (group,) = groups
+    return control_pb2.WindowParts(total=group.total, **{state.value: group.count(state) for state in PageState})
 
 
 def _metrics_of(config: WorkerConfig, engine_state: EngineState, us: Membership) -> WorkerMetrics:

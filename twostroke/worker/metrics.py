@@ -224,14 +224,14 @@ class _Gauges(Collector):
         for state in PageState:
             pages.add_metric((self._role, state.value), self._pool.count(state))
         yield pages
-        if self._pool.windows is not None:
+        for group in self._pool.others:
             parts = GaugeMetricFamily(
                 "twostroke_window_pages",
                 "Slots of window parts by state, where layers with a window keep their parts of blocks apart.",
                 labels=("role", "state"),
             )
             for state in PageState:
-                parts.add_metric((self._role, state.value), self._pool.windows.count(state))
+                parts.add_metric((self._role, state.value), group.count(state))
             yield parts
         for name, text, value in self._values:
             gauge = GaugeMetricFamily(f"twostroke_{name}", text, labels=("role",))

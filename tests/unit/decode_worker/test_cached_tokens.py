@@ -13,7 +13,7 @@ from twostroke.worker.supply.supply import Supply
 
 async def test_blocks_of_an_open_pull_are_not_cached_until_its_report_says_so() -> None:
     answer = an_answer(prompt=160)
-    answer.has_windows = True
+    answer.counts_computed = True
     answer.sequence.hit_blocks = 2
     pull: asyncio.Future[PullReport] = asyncio.get_running_loop().create_future()
     answer.supply = Supply(answer.sequence, BlockPool(1, Silent()), (), (), answer, lambda sequence, depth: [])

@@ -11,6 +11,7 @@ from tests.unit.worker.rig import VOCAB, answers_of, decode, expected_tokens, pa
 from twostroke.base.errors import InvalidRequest
 from twostroke.base.ids import RequestId
 from twostroke.config import ModelConfig, ScheduleConfig
+from twostroke.kv_cache.windows.window_group import window_group_of
 from twostroke.request import PromptLogprobs
 from twostroke.rpc.convert import prompt_logprobs_from_message
 from twostroke.rpc.v1 import worker_pb2
@@ -114,5 +115,6 @@ async def test_where_window_parts_lie_apart_a_scored_prompt_holds_few_of_them_an
         assert [scores_of(each) for each in again] == [scores_of(fresh)] * 6
         assert [each.last.cached_tokens for each in again] == [0] * 6
         await worker.idle()
-        assert worker.host.pool.windows is not None
-        assert worker.host.pool.windows.committed == 0
+        windows = window_group_of(worker.host.pool)
+        assert windows is not None
+        assert windows.committed == 0

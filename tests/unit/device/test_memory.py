@@ -28,38 +28,38 @@ def memory(request: pytest.FixtureRequest) -> Iterator[Pages]:
 
 
 def test_what_lands_in_pages_is_read_from_them(memory: Pages) -> None:
-    window = memory.window(2)
+    access = memory.access(2)
     batches = [[3, 0], [5, 1], [2]]
     for batch in batches:
-        for page, view in zip(batch, window.landing(batch), strict=True):
+        for page, view in zip(batch, access.landing(batch), strict=True):
             view[:] = bytes([page + 1]) * PAGE_BYTES
-        window.landed()
-    window.synchronize()
-    found = [[bytes(view) for view in views] for views in memory.window(3).read([[0, 1, 2], [3, 4], [5]])]
+        access.landed()
+    access.synchronize()
+    found = [[bytes(view) for view in views] for views in memory.access(3).read([[0, 1, 2], [3, 4], [5]])]
     assert found == [[bytes([c]) * PAGE_BYTES for c in row] for row in ([1, 2, 3], [4, 0], [6])]
-    window.close()
+    access.close()
 
 
 def test_a_landing_that_was_given_up_leaves_the_window_usable(memory: Pages) -> None:
-    window = memory.window(1)
-    window.landing([2])
-    window.synchronize()
-    window.landing([1])[0][:] = b"x" * PAGE_BYTES
-    window.landed()
-    window.synchronize()
-    assert [bytes(views[0]) for views in window.read([[1]])] == [b"x" * PAGE_BYTES]
-    window.close()
+    access = memory.access(1)
+    access.landing([2])
+    access.synchronize()
+    access.landing([1])[0][:] = b"x" * PAGE_BYTES
+    access.landed()
+    access.synchronize()
+    assert [bytes(views[0]) for views in access.read([[1]])] == [b"x" * PAGE_BYTES]
+    access.close()
 
 
 def test_reading_that_was_given_up_leaves_the_window_usable(memory: Pages) -> None:
-    window = memory.window(1)
+    access = memory.access(1)
     for page in range(PAGES):
-        window.landing([page])[0][:] = bytes([page]) * PAGE_BYTES
-        window.landed()
-    window.synchronize()
-    assert next(iter(window.read([[4], [5]])))[0][0] == 4
-    assert [views[0][0] for views in window.read([[1], [2], [3]])] == [1, 2, 3]
-    window.close()
+        access.landing([page])[0][:] = bytes([page]) * PAGE_BYTES
+        access.landed()
+    access.synchronize()
+    assert next(iter(access.read([[4], [5]])))[0][0] == 4
+    assert [views[0][0] for views in access.read([[1], [2], [3]])] == [1, 2, 3]
+    access.close()
 
 
 def test_generations_count_on_the_host(memory: Pages) -> None:
@@ -83,7 +83,7 @@ def test_the_tensor_is_the_pages() -> None:
     memory = DeviceMemory(PAGES, PAGE_BYTES, CPU)
     assert (memory.regions[0].shape, memory.tensor.dtype) == ((PAGES + 1, PAGE_BYTES), torch.uint8)
     memory.regions[0][2] = 9
-    assert [bytes(views[0]) for views in memory.window(1).read([[2]])] == [b"\t" * PAGE_BYTES]
+    assert [bytes(views[0]) for views in memory.access(1).read([[2]])] == [b"\t" * PAGE_BYTES]
     memory.close()
 
 

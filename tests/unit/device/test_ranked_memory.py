@@ -27,21 +27,21 @@ def test_each_rank_has_its_range_of_what_lands_and_ranks_that_share_a_range_all_
 ) -> None:
     memory, tensors = ranked(ranks, ranges)
     own = PoolLayout.of(PAGES, PART_BYTES, PageRegion(2, WINDOW_PART_BYTES))
-    window = memory.window(2)
+    access = memory.access(2)
     written = {}
     for batch in ([3, 0], [5, 1], [4]):
-        for page, view in zip(batch, window.landing(batch), strict=True):
+        for page, view in zip(batch, access.landing(batch), strict=True):
             written[page] = torch.randint(0, 256, (len(view),), dtype=torch.uint8)
             view[:] = written[page].numpy().data
-        window.landed()
-    window.synchronize()
+        access.landed()
+    access.synchronize()
     for page, whole in written.items():
         for rank, tensor in enumerate(tensors):
             expected = whole.chunk(ranges)[rank // (ranks // ranges)]
             assert torch.equal(tensor[own.span(page)], expected), (page, rank)
-    found = [[bytes(view) for view in views] for views in memory.window(3).read([[0, 1, 3], [4, 5]])]
+    found = [[bytes(view) for view in views] for views in memory.access(3).read([[0, 1, 3], [4, 5]])]
     assert found == [[bytes(written[page].numpy()) for page in batch] for batch in ([0, 1, 3], [4, 5])]
     untouched = {2}
     assert not any(tensor[own.span(page)].any() for tensor in tensors for page in untouched)
-    window.close()
+    access.close()
     memory.close()

@@ -54,7 +54,7 @@ def step(sequences: Sequence[tuple[Stream, int]], block_size: int = 16) -> Batch
         block_tables=tables,
         write_slots=np.concatenate(slots),
         samples=tuple(samples),
-        windows=(GroupPlaces(np.stack(window_tables), np.concatenate(window_slots)),) if window_tables else (),
+        further=(GroupPlaces(np.stack(window_tables), np.concatenate(window_slots)),) if window_tables else (),
     )
 
 

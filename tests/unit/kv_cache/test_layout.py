@@ -54,7 +54,7 @@ def test_a_reader_finds_the_pages_of_every_group_in_the_memory_that_it_was_hande
     ]
     assert reader.generations.tolist() == [1] * 8
     assert [memory.regions[group][-1].any() for group in (0, 1)] == [False, False], "scratch pages are nobody's"
-    window = memory.window(2)
+    window = memory.access(2)
     assert [[len(view) for view in views] for views in window.read([[4, 7], [5]])] == [[4100, 96], [96]]
     window.close()
     reader.close()

@@ -16,6 +16,7 @@ from twostroke.kv_cache.block import block_hashes_of, root_hash
 from twostroke.kv_cache.pins import Pin, PinLimits, PinTable, pin_id_of
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.windows.shape import WindowShape
+from twostroke.kv_cache.windows.window_group import window_group
 
 PAGE_BYTES = 100
 LIMITS = PinLimits.of(20, PAGE_BYTES, 12, share=0.3, tenant_share=0.2)
@@ -254,7 +255,7 @@ def test_owner_and_tenant_cannot_be_chosen_to_make_the_id_of_anothers_pin() -> N
 
 def test_hints_make_room_for_the_window_parts_of_a_pin_too() -> None:
     shape = WindowShape(PageId(20), 9, 2, 1)  # 6 for a sequence, 1 for a chunk: 2 for pins, those of one prefix
-    table = PinTable(BlockPool(20, Silent(), Silent(), window=shape), LIMITS)
+    table = PinTable(BlockPool(20, Silent(), window_group(shape, Silent())), LIMITS)
     hint = pin_of(1, 2, owner="", tenant="a", is_hint=True, expires_s=5.0)
     table.put(hint, 0.0)
     with pytest.raises(PinRefused, match="window parts"):

@@ -200,10 +200,13 @@ class PoolHistory(RuleBasedStateMachine):
 
     @rule(hashes=chains)
     def share(self, hashes: list[BlockHash]) -> None:
-        shared = self.pool.share_filled(hashes)
-        expected = [self.held_by_hash(block_hash) if block_hash in self.readable() else None for block_hash in hashes]
-        assert shared == expected
-        pages = [page for page in shared if page is not None]
+        shared = self.pool.share_filled(dict(enumerate(hashes)))
+        assert shared == {
+            block: self.held_by_hash(block_hash)
+            for block, block_hash in enumerate(hashes)
+            if block_hash in self.readable()
+        }
+        pages = list(shared.values())
         for page in pages:
             self.truth[page].holders += 1
         self.holds.append(pages)

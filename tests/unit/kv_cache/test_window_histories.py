@@ -14,6 +14,7 @@ from twostroke.kv_cache.block import block_hashes_of, root_hash
 from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.windows.shape import WindowShape
+from twostroke.kv_cache.windows.window_group import window_group, window_group_of
 
 PAGES, SLOTS, TAIL = 9, 6, 2
 chains = st.lists(st.integers(0, 1), min_size=1, max_size=5).map(lambda tokens: block_hashes_of(tokens, 1))
@@ -75,8 +76,8 @@ class WindowHistory(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.listener, self.told = Readable(), Readable()
-        self.pool = BlockPool(PAGES, self.listener, self.told, window=WindowShape(PageId(PAGES), SLOTS, TAIL, 1))
-        windows = self.pool.windows
+        self.pool = BlockPool(PAGES, self.listener, window_group(WindowShape(PageId(PAGES), SLOTS, TAIL, 1), self.told))
+        windows = window_group_of(self.pool)
         assert windows is not None
         self.windows = windows
         self.truth: dict[PageId, Part] = {}

@@ -10,16 +10,17 @@ from twostroke.kv_cache.block import block_hashes_of, root_hash
 from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.windows.shape import WindowShape, deepest
-from twostroke.kv_cache.windows.window_group import WindowGroup
+from twostroke.kv_cache.windows.window_group import WindowGroup, window_group, window_group_of
 
 HASHES = block_hashes_of(range(6), 1)
 
 
 def pool_of(pages: int = 8, slots: int = 6, tail_blocks: int = 2) -> tuple[BlockPool, WindowGroup, Readable]:
     told = Readable()
-    pool = BlockPool(pages, Readable(), told, window=WindowShape(PageId(pages), slots, tail_blocks, 1))
-    assert pool.windows is not None
-    return pool, pool.windows, told
+    pool = BlockPool(pages, Readable(), window_group(WindowShape(PageId(pages), slots, tail_blocks, 1), told))
+    windows = window_group_of(pool)
+    assert windows is not None
+    return pool, windows, told
 
 
 def filled(pool: BlockPool, windows: WindowGroup, blocks: range) -> list[PageId]:

@@ -86,7 +86,7 @@ class SchedulerHistory(BegunHistory):
         if grammar is not None:
             self.grammars[sequence] = grammar
             match(sequence, COMPILER.state(grammar), self.block_size)
-        sequence.pulled_blocks = min(pulled, len(sequence.block_hashes)) if self.pool.windows is not None else 0
+        sequence.pulled_blocks = min(pulled, len(sequence.block_hashes)) if self.pool.others else 0
         if scored and len(prompt) > 1:
             score(sequence)
             self.scored.add(sequence)
@@ -154,13 +154,13 @@ class SchedulerHistory(BegunHistory):
 
     def write(self, sequence: Sequence, missing: list[Part]) -> None:
         """A pull writes these parts."""
-        pages, parts = blocks_of(missing, GroupKind.FULL), blocks_of(missing, GroupKind.WINDOW)
+        pages, parts = blocks_of(missing, GroupKind.FULL), blocks_of(missing, GroupKind.FURTHER)
         if not missing:
             return
         session, hashes = pulling(self.number()), sequence.block_hashes
         for index in pages:
             self.pool.assign_writer(sequence.pages[index], session)
-        slots = {} if sequence.windows is None else {sequence.windows.slots[index]: hashes[index] for index in parts}
+        slots = {} if sequence.further is None else {sequence.further.slots[index]: hashes[index] for index in parts}
         for slot in slots:
             self.windows.assign_writer(slot, session)
         self.pulls.append(Pull(session, {sequence.pages[index]: hashes[index] for index in pages}, slots))
@@ -341,7 +341,7 @@ class SchedulerHistory(BegunHistory):
     def pin(self, pick: int) -> None:
         known = self.texts[pick % len(self.texts)]
         hashes = prefilling(self.number(), known, self.block_size).block_hashes
-        pages = [page for page in self.pool.share_filled(hashes) if page is not None]
+        pages = list(self.pool.share_filled(dict(enumerate(hashes))).values())
         if pages:
             self.pins.append(pages)
 
@@ -369,7 +369,7 @@ class SchedulerHistory(BegunHistory):
     @invariant()
     def nobody_is_forgotten(self) -> None:
         assert self.scheduler.waiting + self.scheduler.running == len(self.live)
-        if self.pool.windows is not None:
+        if self.pool.others:
             return  # of blocks with pages, those are computed again that lack a window part before them
         holders = [*self.live, *(chunk.sequence for chunk in self.flight.step.chunks)] if self.flight else self.live
         unwritten = {page for holder in holders for page in holder.pages if self.is_unwritten(page)}
@@ -404,7 +404,7 @@ class SchedulerHistory(BegunHistory):
         assert self.pool.available == self.pool.total
         assert all(self.pool.writer(PageId(page)) is None for page in range(self.pool.total))
         assert self.scheduler.plan() is None
-        if self.pool.windows is not None:
+        if self.pool.others:
             assert self.windows.unheld == self.windows.shape.slots
             assert self.windows.has_room(self.windows.shape.slots), "slots are spoken for that nobody can hold"
         if isinstance(self.runner, ExactRunner):

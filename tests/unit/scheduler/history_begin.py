@@ -21,7 +21,7 @@ from twostroke.base.ids import BlockHash, PageId, SessionId
 from twostroke.config import ScheduleConfig
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.windows.shape import WindowShape
-from twostroke.kv_cache.windows.window_group import WindowGroup
+from twostroke.kv_cache.windows.window_group import WindowGroup, window_group, window_group_of
 from twostroke.request import Grammar
 from twostroke.scheduler.batch import StepResult
 from twostroke.scheduler.batching import Step
@@ -91,7 +91,7 @@ class BegunHistory(RuleBasedStateMachine):
         else:
             least = WindowShape(PageId(pages), 0, window, block_size, has_exact_blocks).least_slots
             shape = WindowShape(PageId(pages), least + spare_slots, window, block_size, has_exact_blocks)
-            self.pool = BlockPool(pages, self.memory, self.parts, window=shape)
+            self.pool = BlockPool(pages, self.memory, window_group(shape, self.parts))
             windowed = ExactWindowedRunner if has_exact_blocks else WindowedRunner
             self.runner = windowed(self.memory, self.pool, self.parts, window)
         config = ScheduleConfig(
@@ -130,5 +130,6 @@ class BegunHistory(RuleBasedStateMachine):
 
     @property
     def windows(self) -> WindowGroup:
-        assert self.pool.windows is not None
-        return self.pool.windows
+        windows = window_group_of(self.pool)
+        assert windows is not None
+        return windows

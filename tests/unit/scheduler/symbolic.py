@@ -13,6 +13,7 @@ from twostroke.base.ids import BlockHash, PageId, RequestId, SessionId
 from twostroke.grammar.mask import Mask, candidates
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.pool import BlockPool
+from twostroke.kv_cache.windows.window_group import window_group_of
 from twostroke.request import FinishReason, Grammar, PromptLogprobs, SampledToken, SamplingParams
 from twostroke.scheduler.batch import Batch, SampleRow, StepResult
 from twostroke.scheduler.batching import Step
@@ -244,13 +245,14 @@ class WindowedRunner(SymbolicRunner):
         self._parts = parts
         """Its pages are numbered by rows: slots from the first one on."""
         self._window = window
-        assert pool.windows is not None
-        self._windows = pool.windows
+        windows = window_group_of(pool)
+        assert windows is not None
+        self._windows = windows
 
     def write(self, step: Step) -> None:
         super().write(step)
         batch, size = step.batch, self._memory.block_size
-        (places,) = batch.windows
+        (places,) = batch.further
         first, rows = self._windows.shape.first, self._windows.shape.slots
         kept = [slot for slot in places.write_slots.tolist() if slot // size < rows]
         assert len(kept) == len(set(kept)), "one place of a window part is written twice in one step"
@@ -267,7 +269,7 @@ class WindowedRunner(SymbolicRunner):
     def look(self, step: Step, contexts: ListOf[ListOf[int]]) -> None:
         """Every row must find the last tokens of its context, as many as its window has."""
         batch, size = step.batch, self._memory.block_size
-        (places,) = batch.windows
+        (places,) = batch.further
         for row, context in enumerate(contexts):
             for index in range(batch.query_starts[row], batch.query_starts[row + 1]):
                 position = int(batch.positions[index])

@@ -185,11 +185,8 @@ def test_a_sequence_that_fills_the_whole_pool_runs_to_its_end() -> None:
 def test_a_sequence_alone_that_finds_no_page_waits_until_a_reader_lets_go() -> None:
     bench = Bench(3)
     bench.finish(bench.answer(tokens(4, token=3), SamplingParams(seed=0, max_tokens=1)))
-    pinned = [
-        page
-        for page in bench.pool.share_filled(prefilling(9, tokens(4, token=3), BLOCK).block_hashes)
-        if page is not None
-    ]
+    hashes = prefilling(9, tokens(4, token=3), BLOCK).block_hashes
+    pinned = list(bench.pool.share_filled(dict(enumerate(hashes))).values())
     sequence = bench.answer(tokens(7), SamplingParams(seed=0, max_tokens=4, ignore_eos=True))
     bench.admit()
     bench.step()

@@ -19,7 +19,7 @@ from twostroke.kv_cache.block import block_hashes_of, root_hash
 from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.windows.shape import WindowShape
-from twostroke.kv_cache.windows.window_group import WindowGroup
+from twostroke.kv_cache.windows.window_group import WindowGroup, window_group, window_group_of
 from twostroke.request import SamplingParams
 from twostroke.scheduler.scheduler import Scheduler
 
@@ -35,7 +35,7 @@ class WindowBench(Bench):
         super().__init__(pages)
         self.parts = SymbolicMemory(0, BLOCK)
         shape = WindowShape(PageId(pages), slots, window, BLOCK, has_exact_blocks)
-        self.pool = BlockPool(pages, self.memory, self.parts, window=shape)
+        self.pool = BlockPool(pages, self.memory, window_group(shape, self.parts))
         runner = ExactWindowedRunner if has_exact_blocks else WindowedRunner
         self.runner = runner(self.memory, self.pool, self.parts, window)
         self.branches = all_branches(self.pool, self.limits, has_exact_blocks=has_exact_blocks)
@@ -43,8 +43,9 @@ class WindowBench(Bench):
 
     @property
     def windows(self) -> WindowGroup:
-        assert self.pool.windows is not None
-        return self.pool.windows
+        windows = window_group_of(self.pool)
+        assert windows is not None
+        return windows
 
     def cache_pinned(self, prompt: list[int]) -> None:
         hashes = block_hashes_of(prompt, BLOCK)
@@ -99,8 +100,8 @@ def test_a_part_that_a_sequence_had_begun_to_compute_again_is_free_once_it_goes_
     assert bench.planned() == [(first, 0, 10)]  # nobody pulls for it: it is in the midst of block 2
     bench.scheduler.enqueue(second)
     bench.admit()
-    assert second.windows is not None
-    bench.arrive({block: second.windows.slots[block] for block in bench.windows.shape.tail(10)})
+    assert second.further is not None
+    bench.arrive({block: second.further.slots[block] for block in bench.windows.shape.tail(10)})
     for sequence in (first, second):
         if not sequence.ended:
             bench.finish(sequence)

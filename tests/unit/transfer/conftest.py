@@ -145,8 +145,8 @@ class Reader:
 
     def page(self, page: int) -> npt.NDArray[np.uint8]:
         """The bytes of a page of any group."""
-        with contextlib.closing(self.memory.window(1)) as window:
-            return np.frombuffer(bytes(next(window.read([[page]]))[0]), np.uint8)
+        with contextlib.closing(self.memory.access(1)) as access:
+            return np.frombuffer(bytes(next(access.read([[page]]))[0]), np.uint8)
 
     async def close(self) -> None:
         await self.transport.close()

@@ -19,6 +19,7 @@ from twostroke.kv_cache.block import HASH_BYTES, root_hash
 from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory
+from twostroke.kv_cache.parts import Part
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.transfer.base import Identity, PageEndpoint
@@ -145,11 +146,9 @@ class _Job:
     def __init__(self, worker_epoch: WorkerEpoch, pages: list[PageId]) -> None:
         self._worker_epoch, self._pages = worker_epoch, pages
 
-    def page(self, block: int) -> PageId | None:
-        return self._pages[block] if self._worker_epoch.pool.is_filled(self._pages[block]) else None
-
-    def window(self, block: int) -> PageId | None:
-        raise AssertionError("these blocks have no window parts")
+    def page(self, part: Part) -> PageId | None:
+        page = self._pages[part.block]
+        return page if self._worker_epoch.pool.is_filled(page) else None
 
     def was_computed(self, block: int) -> bool:
         return True

@@ -106,11 +106,11 @@ def all_bytes(memory: Pages) -> np.ndarray:
 
 
 def fill(memory: Pages, pages: Iterable[int], content: Callable[[int], np.ndarray]) -> None:
-    """Writes to pages as a window does."""
-    with contextlib.closing(memory.window(1)) as window:
+    """Writes to pages as a access does."""
+    with contextlib.closing(memory.access(1)) as access:
         for page in pages:
-            window.landing([page])[0][:] = content(page).data
-            window.landed()
+            access.landing([page])[0][:] = content(page).data
+            access.landed()
 
 
 def make_transport(kind: str) -> PageTransport:

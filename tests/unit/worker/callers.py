@@ -182,14 +182,17 @@ class Puller:
         self._source = source
         self._peer = PeerChannel(source.address, token)
 
-    def pull(self, tokens: Sequence[int], wanted: Sequence[int] | None = None, **changes) -> grpc.aio.UnaryStreamCall:
+    def pull(
+        self, tokens: Sequence[int], wanted: Sequence[int] | None = None, group: int = 0, **changes
+    ) -> grpc.aio.UnaryStreamCall:
         hashes = block_hashes_of(tokens, BLOCK)
+        blocks = range(len(hashes)) if wanted is None else wanted
         fields: dict = {
             "fingerprint": self._source.fingerprint,
             "source_epoch": self._source.epoch,
             "tokens": tokens,
             "block_hashes": hashes_to_bytes(hashes),
-            "wanted": range(len(hashes)) if wanted is None else wanted,
+            "wanted": [worker_pb2.WantedPages(group=group, blocks=blocks)],
         }
         stub = worker_pb2_grpc.PagesStub(self._peer.channel)
         return stub.Pull(worker_pb2.PullRequest(**fields | changes), metadata=self._peer.metadata)

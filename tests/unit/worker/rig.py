@@ -21,6 +21,7 @@ from twostroke.engine.build import build_runner
 from twostroke.kv_cache.block import block_hashes_of, root_hash
 from twostroke.kv_cache.parts import GroupKind, Part
 from twostroke.kv_cache.pool import BlockPool
+from twostroke.kv_cache.windows.window_group import window_group_of
 from twostroke.request import SamplingParams
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.scheduler import Scheduler
@@ -89,7 +90,7 @@ class Running:
     def is_idle(self) -> bool:
         """Nothing is held: no page, no sequence, no pull in either direction."""
         pool, scheduler = self.host.pool, self.host.scheduler
-        windows = pool.windows
+        windows = window_group_of(pool)
         return (
             pool.unheld == pool.total
             and (windows is None or (windows.unheld == windows.shape.slots and not windows.committed))

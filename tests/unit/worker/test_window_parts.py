@@ -11,7 +11,7 @@ from twostroke.config import ModelConfig
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.parts import GroupKind
-from twostroke.kv_cache.windows.window_group import WindowGroup
+from twostroke.kv_cache.windows.window_group import WindowGroup, window_group_of
 
 TAIL, BLOCKS = 4, 8
 WINDOWED = ModelConfig(
@@ -23,7 +23,7 @@ HASHES = block_hashes_of(PROMPT, BLOCK)
 
 
 def windows_of(worker: Running) -> WindowGroup:
-    windows = worker.host.pool.windows
+    windows = window_group_of(worker.host.pool)
     assert windows is not None
     return windows
 
@@ -98,5 +98,5 @@ async def test_a_new_epoch_has_the_cached_window_parts() -> None:
         assert set(HASHES[-TAIL:]) <= cached
         snapshot = worker.host._engine_state.begin_epoch(Epoch.begin(2)).snapshot()
         assert {
-            each for change in snapshot.changes if change.group is GroupKind.WINDOW for each in change.stored
+            each for change in snapshot.changes if change.group is GroupKind.FURTHER for each in change.stored
         } == cached

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from twostroke.base.ids import BlockHash, PageId
@@ -86,13 +86,17 @@ class FullGroup(GroupPool):
         """Returns one more page for a growing sequence, or None if there is none."""
         return self._take_private() if self.available else None
 
-    def share_filled(self, hashes: Sequence[BlockHash]) -> list[PageId | None]:
-        """Holds the filled ones of these blocks; the caller releases them."""
-        pages = [self.find(block_hash) for block_hash in hashes]
-        for page in pages:
+    def share_filled(self, hashes: Mapping[int, BlockHash]) -> dict[int, PageId]:
+        shared: dict[int, PageId] = {}
+        for block, block_hash in hashes.items():
+            page = self.find(block_hash)
             if page is not None:
                 self._acquire(page)
-        return pages
+                shared[block] = page
+        return shared
+
+    def unshare(self, pages: Collection[PageId]) -> None:
+        self.release(pages)
 
     def release(self, pages: Iterable[PageId]) -> None:
         """Releases one hold on each page, last first: a block's children become evictable before it."""

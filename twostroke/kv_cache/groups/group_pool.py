@@ -14,14 +14,14 @@ for the page may become its writer.
 A pin marks a block hash, whether or not the block is here: a pinned block that is in use is ACTIVE or ARRIVING like any
 other, and becomes PINNED where it would become CACHED.
 
-What a group keeps and in which order it evicts is up to its kind: `FullGroup` keeps whole chains, `WindowGroup` the
-last blocks of them.
+What a group keeps and in which order it evicts is up to its kind: `FullGroup` keeps whole chains, a `FurtherGroup` some
+blocks of them.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from twostroke.base.ids import BlockHash, PageId, SessionId
 from twostroke.kv_cache.groups.group_view import GroupView
@@ -36,6 +36,16 @@ class GroupPool(GroupView, abc.ABC):
         """Adds `total` free pages to `pages`, the records of all groups of a worker by their ids."""
         super().__init__(pages, total)
         self._listener = listener
+
+    # Holding for others
+
+    @abc.abstractmethod
+    def share_filled(self, hashes: Mapping[int, BlockHash]) -> dict[int, PageId]:
+        """Holds the pages of those of these blocks that are filled here, by the same keys. `unshare` releases them."""
+
+    @abc.abstractmethod
+    def unshare(self, pages: Collection[PageId]) -> None:
+        """Releases pages that were shared, those of earlier blocks first."""
 
     # Writing
 
@@ -145,3 +155,42 @@ class GroupPool(GroupView, abc.ABC):
         self._counts[record.state] -= 1
         self._counts[state] += 1
         record.state = state
+
+
+class FurtherGroup(GroupPool):
+    """A group beside the first one: it keeps the pages of some blocks of a chain, not of all.
+
+    A holder of its page of a block holds the block's page in the first group, too. Where the first group removes the
+    page of a block, the others have removed theirs before.
+    """
+
+    @abc.abstractmethod
+    def depth(self, hashes: Sequence[BlockHash], most: int) -> int:
+        """Returns after how many of these blocks a sequence can continue. The first group has the pages of `most` of
+        them. O(blocks).
+        """
+
+    @abc.abstractmethod
+    def share_last(self, hashes: Sequence[BlockHash]) -> dict[int, PageId]:
+        """Holds what a sequence needs to continue after this chain, as far as there is room.
+
+        The caller holds the pages of the chain. What is not here is arriving. `unshare` releases it.
+        """
+
+    @abc.abstractmethod
+    def has_room_to_pin(self, hashes: Sequence[BlockHash]) -> bool:
+        """Returns whether a prefix can be pinned such that the longest sequence still fits."""
+
+    @abc.abstractmethod
+    def page_removed(self, block_hash: BlockHash, *, is_evicted: bool) -> None:
+        """Removes the page of a block before the first group evicts or forgets its own. Neither has holders."""
+
+    @abc.abstractmethod
+    def forget_cached(self) -> None:
+        """Removes the cached pages. Those of the first group stay."""
+
+
+MakeGroup = Callable[[list[PageRecord], Callable[[BlockHash], BlockHash | None]], FurtherGroup]
+"""Makes a group over the records of all groups.
+
+Its second argument returns the parent of a block with a readable page in the first group, else None."""

@@ -18,13 +18,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from twostroke.base.ids import BlockHash, PageId
-from twostroke.kv_cache.groups.group_pool import GroupPool
+from twostroke.kv_cache.groups.group_pool import FurtherGroup, MakeGroup
 from twostroke.kv_cache.groups.page_state import UNHELD_BLOCKS, PageRecord, PageState
 from twostroke.kv_cache.groups.pool_listener import PoolListener
+from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.windows.shape import WindowShape, deepest
 
 
-class WindowGroup(GroupPool):
+class WindowGroup(FurtherGroup):
     """All window parts of a worker, in slots of a region of their own."""
 
     def __init__(
@@ -54,9 +55,6 @@ class WindowGroup(GroupPool):
         return block_hash in self._by_hash
 
     def depth(self, hashes: Sequence[BlockHash], most: int) -> int:
-        """Returns after how many of these blocks a sequence can continue. The pages of `most` of them are here.
-        O(blocks).
-        """
         return deepest(most, self.shape.tail_blocks, lambda block: self.find(hashes[block]) is not None)
 
     # Committed slots
@@ -117,10 +115,7 @@ class WindowGroup(GroupPool):
                 self._retire(slot)
 
     def share_filled(self, hashes: Mapping[int, BlockHash]) -> dict[int, PageId]:
-        """Holds the filled ones of these parts, as far as there is room for more. The caller holds their pages.
-
-        `unshare` releases them.
-        """
+        """Holds the filled ones of these parts, as far as there is room for more. The caller holds their pages."""
         shared: dict[int, PageId] = {}
         for block, block_hash in hashes.items():
             if self.find(block_hash) is not None and self.has_room(1):
@@ -129,11 +124,7 @@ class WindowGroup(GroupPool):
         return shared
 
     def share_last(self, hashes: Sequence[BlockHash]) -> dict[int, PageId]:
-        """Holds the parts of the last blocks of this chain, as far as there is room. The caller holds the pages of the
-        chain.
-
-        Those that are not here are arriving. `unshare` releases them.
-        """
+        """Holds the parts of the last blocks of this chain, as far as there is room."""
         shared: dict[int, PageId] = {}
         for block in reversed(self.shape.tail(len(hashes))):
             slot = self.take(hashes[block]) if self.has_room(1) else None
@@ -154,7 +145,6 @@ class WindowGroup(GroupPool):
         return self.shape.most_pinned
 
     def has_room_to_pin(self, hashes: Sequence[BlockHash]) -> bool:
-        """Returns whether a prefix can be pinned such that the longest sequence still fits."""
         new = sum(block_hash not in self._pins for block_hash in self.last_of(hashes))
         return len(self._pins) + new <= self.most_pinned
 
@@ -176,14 +166,12 @@ class WindowGroup(GroupPool):
         self._listener.stored(block_hash)
 
     def page_removed(self, block_hash: BlockHash, *, is_evicted: bool) -> None:
-        """Removes the part of a block before its page is evicted or forgotten. Neither has holders."""
         slot = self._by_hash.get(block_hash)
         if slot is not None:
             assert self._pages[slot].state in UNHELD_BLOCKS, f"slot {slot} is held without its page"
             self._remove(slot, is_evicted=is_evicted)
 
     def forget_cached(self) -> None:
-        """Removes the cached parts. Their pages stay."""
         for slot in list(self._cached):
             self._remove(slot, is_evicted=False)
 
@@ -247,3 +235,13 @@ class WindowGroup(GroupPool):
             if record.state in UNHELD_BLOCKS:
                 assert record.hash is not None
                 assert self._parent_of(record.hash) is not None, f"window part {slot} without the page of its block"
+
+
+def window_group(shape: WindowShape, listener: PoolListener) -> MakeGroup:
+    """Returns what makes the window group of a pool."""
+    return lambda pages, parent_of: WindowGroup(shape, pages, listener, parent_of)
+
+
+def window_group_of(pool: BlockPool) -> WindowGroup | None:
+    """Returns the window group of a pool, if it has one."""
+    return next((group for group in pool.others if isinstance(group, WindowGroup)), None)

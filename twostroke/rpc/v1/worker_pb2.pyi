@@ -30,7 +30,7 @@ class FetchResponse(_message.Message):
     def __init__(self, blocks: _Optional[int] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("request_id", "requester", "fingerprint", "source_epoch", "tokens", "block_hashes", "wanted", "peer", "peer_blocks", "cached_only", "traceparent", "kv_form", "peer_load_s", "conversion", "adapter", "wanted_windows")
+    __slots__ = ("request_id", "requester", "fingerprint", "source_epoch", "tokens", "block_hashes", "wanted", "peer", "peer_blocks", "cached_only", "traceparent", "kv_form", "peer_load_s", "conversion", "adapter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     REQUESTER_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -46,14 +46,13 @@ class PullRequest(_message.Message):
     PEER_LOAD_S_FIELD_NUMBER: _ClassVar[int]
     CONVERSION_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
-    WANTED_WINDOWS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     requester: str
     fingerprint: str
     source_epoch: str
     tokens: _containers.RepeatedScalarFieldContainer[int]
     block_hashes: bytes
-    wanted: _containers.RepeatedScalarFieldContainer[int]
+    wanted: _containers.RepeatedCompositeFieldContainer[WantedPages]
     peer: PageSource
     peer_blocks: int
     cached_only: bool
@@ -62,8 +61,15 @@ class PullRequest(_message.Message):
     peer_load_s: float
     conversion: PullerConversion
     adapter: _adapters_pb2.Adapter
-    wanted_windows: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., requester: _Optional[str] = ..., fingerprint: _Optional[str] = ..., source_epoch: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., wanted: _Optional[_Iterable[int]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., cached_only: _Optional[bool] = ..., traceparent: _Optional[str] = ..., kv_form: _Optional[str] = ..., peer_load_s: _Optional[float] = ..., conversion: _Optional[_Union[PullerConversion, _Mapping]] = ..., adapter: _Optional[_Union[_adapters_pb2.Adapter, _Mapping]] = ..., wanted_windows: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., requester: _Optional[str] = ..., fingerprint: _Optional[str] = ..., source_epoch: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., wanted: _Optional[_Iterable[_Union[WantedPages, _Mapping]]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., cached_only: _Optional[bool] = ..., traceparent: _Optional[str] = ..., kv_form: _Optional[str] = ..., peer_load_s: _Optional[float] = ..., conversion: _Optional[_Union[PullerConversion, _Mapping]] = ..., adapter: _Optional[_Union[_adapters_pb2.Adapter, _Mapping]] = ...) -> None: ...
+
+class WantedPages(_message.Message):
+    __slots__ = ("group", "blocks")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    blocks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, group: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PullerConversion(_message.Message):
     __slots__ = ("page_s", "wait_s", "bytes_per_s")

@@ -67,11 +67,11 @@ class ExactBlocks(SharedConstraint):
         """Yields the pages for which the sequence may have left exact values, without those that another sequence is
         computing.
         """
-        first, windows = sequence.first_query // self._block_size, self._pool.windows
+        nobody, hashes = {None, sequence.session}, sequence.block_hashes
+        first = sequence.first_query // self._block_size
         for block, page in enumerate(sequence.pages[first:], first):
-            part_writer = None
-            if windows is not None and block < len(sequence.block_hashes):
-                part_writer = windows.writer_of(sequence.block_hashes[block])
-            nobody = (None, sequence.session)
-            if part_writer in nobody and self._pool.writer(page) in nobody:
+            writers = {self._pool.writer(page)}
+            if block < len(hashes):
+                writers.update(group.writer_of(hashes[block]) for group in self._pool.others)
+            if writers <= nobody:
                 yield page

@@ -24,7 +24,7 @@ import numpy as np
 from twostroke.base.errors import PeerLost, TransferFailed
 from twostroke.base.fault_points import Point, reach
 from twostroke.kv_cache.layout import PoolLayout
-from twostroke.kv_cache.memory import Pages, Window
+from twostroke.kv_cache.memory import PageAccess, Pages
 from twostroke.transfer.base import Identity, PageCopy, PageEndpoint
 from twostroke.transfer.network.connection import MAX_PAGES, Connection
 from twostroke.transfer.network.network_transport import NetworkTransport
@@ -73,12 +73,12 @@ def batch_pages(layout: PoolLayout) -> int:
 def serve_pages(sock: socket.socket, memory: Pages) -> None:
     """Serves requests until an exception: EOFError when the reader hangs up, InvalidRequest for garbage, ..."""
     keep_alive(sock)
-    with contextlib.closing(memory.window(batch_pages(memory.layout))) as window:
+    with contextlib.closing(memory.access(batch_pages(memory.layout))) as access:
         while True:
             fields = receive_frame(sock, REQUEST_LIMIT_BYTES, None)
             check_fields(fields, (float, bytes, bytes))
             seconds, page_ids, generations = fields
-            _answer(sock, read_request(seconds, page_ids, generations, memory), memory, window)
+            _answer(sock, read_request(seconds, page_ids, generations, memory), memory, access)
 
 
 def keep_alive(sock: socket.socket) -> None:
@@ -89,12 +89,12 @@ def keep_alive(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _answer(sock: socket.socket, request: PageRequest, memory: Pages, window: Window) -> None:
+def _answer(sock: socket.socket, request: PageRequest, memory: Pages, access: PageAccess) -> None:
     """Sends the pages; generations are checked before a batch is sent and after its last byte."""
     reach(Point.TRANSPORT_SERVING)
     step, count = batch_pages(memory.layout), len(request.pages)
     pages = request.pages.tolist()
-    batches = window.read(pages[start : start + step] for start in range(0, count, step))
+    batches = access.read(pages[start : start + step] for start in range(0, count, step))
     sent_from = 0
     for start in [*range(0, count, step), count]:
         if start:
@@ -116,7 +116,7 @@ class TcpConnection(Connection):
     def __init__(self, endpoint: PageEndpoint, identity: Identity, memory: Pages, wrapper: SocketWrapper) -> None:
         super().__init__(endpoint, identity, wrapper)
         self._layout = memory.layout
-        self._window = memory.window(batch_pages(memory.layout))
+        self._access = memory.access(batch_pages(memory.layout))
 
     def enter(self, sock: socket.socket, deadline: Deadline) -> None:
         """Sends nothing after the handshake."""
@@ -133,20 +133,20 @@ class TcpConnection(Connection):
             _refuse_changed(sock, status, deadline)
             batch = copies[start : start + step]
             pages = [copy.local for copy in batch]
-            views = self._window.landing(pages)
+            views = self._access.landing(pages)
             receive_into(sock, [*views, memoryview(status)], deadline)
-            self._window.landed()
+            self._access.landed()
             tally.copied_bytes += self._layout.bytes_of(pages)
         _refuse_changed(sock, status, deadline)
 
     def synchronize(self) -> None:
-        self._window.synchronize()
+        self._access.synchronize()
 
     def leave(self) -> None:
         """Cleans up nothing: bytes came only through the socket."""
 
     def release(self) -> None:
-        self._window.close()
+        self._access.close()
 
 
 def _refuse_changed(sock: socket.socket, status: bytearray, deadline: Deadline) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from twostroke.base.ids import PageId
 from twostroke.kv_cache.form import Conversion
 from twostroke.kv_cache.layout import PageRegion
-from twostroke.kv_cache.memory import PageMemory, Pages, Window
+from twostroke.kv_cache.memory import PageAccess, PageMemory, Pages
 from twostroke.transfer.base import Identity, PageEndpoint, PageTransport, digest
 from twostroke.worker.landing.page_converter import PageConverter, Way, convert
 
@@ -96,7 +96,7 @@ class ConvertedPages:
     def _converted(self, page: PageId) -> asyncio.Future[tuple[int, bytes]]:
         known = self._current(page)
         if known is None:
-            job = self.converter.submit(lambda window: self._convert(window, page))
+            job = self.converter.submit(lambda access: self._convert(access, page))
             known = self._known[page] = _Converted(self._originals.generation(page), asyncio.wrap_future(job))
         return known.result
 
@@ -107,10 +107,10 @@ class ConvertedPages:
             return None
         return known
 
-    def _convert(self, window: Window, page: PageId) -> tuple[int, bytes]:
+    def _convert(self, access: PageAccess, page: PageId) -> tuple[int, bytes]:
         self._memory.begin_new_generation(page)
         target = self._memory.page(page)
-        (original,) = next(window.read([[page]]))
+        (original,) = next(access.read([[page]]))
         convert(self.converter.conversion_of(page), np.frombuffer(original, np.uint8), target)
         return self._memory.generation(page), digest(target)
 

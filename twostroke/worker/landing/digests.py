@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from twostroke.base.ids import PageId
-from twostroke.kv_cache.memory import PageMemory, Pages, Window
+from twostroke.kv_cache.memory import PageAccess, PageMemory, Pages
 from twostroke.transfer.base import digest
 from twostroke.transfer.copy_threads import CopyThreads, off_loop
 
@@ -24,7 +24,7 @@ class PageDigests:
         """Time spent so far, copies of device pages to the host included."""
         self.bytes = 0
         self._memory = memory
-        self._reading: tuple[Window, CopyThreads[Window]] | None = None
+        self._reading: tuple[PageAccess, CopyThreads[PageAccess]] | None = None
 
     async def of(self, pages: Sequence[PageId]) -> list[bytes]:
         """Returns the digests of pages. No writer may change them meanwhile."""
@@ -37,10 +37,10 @@ class PageDigests:
             self.seconds += time.perf_counter() - started_s
             return digests_now
         if self._reading is None:
-            window = memory.window(1)
-            self._reading = window, CopyThreads("pages-digest", [window])
+            access = memory.access(1)
+            self._reading = access, CopyThreads("pages-digest", [access])
         digests: Future[tuple[list[bytes], float]] = Future()
-        self._reading[1].submit(lambda window: _timed_digests(window, pages), digests)
+        self._reading[1].submit(lambda access: _timed_digests(access, pages), digests)
         found, seconds = await asyncio.wrap_future(digests)
         self.seconds += seconds
         return found
@@ -48,12 +48,12 @@ class PageDigests:
     async def close(self) -> None:
         """Finishes open digests and ends the thread; call it before the memory is closed."""
         if self._reading is not None:
-            window, threads = self._reading
+            access, threads = self._reading
             await off_loop(threads.close)
-            window.close()
+            access.close()
 
 
-def _timed_digests(window: Window, pages: Sequence[PageId]) -> tuple[list[bytes], float]:
+def _timed_digests(access: PageAccess, pages: Sequence[PageId]) -> tuple[list[bytes], float]:
     started_s = time.perf_counter()
-    digests = [digest(views[0]) for views in window.read([page] for page in pages)]
+    digests = [digest(views[0]) for views in access.read([page] for page in pages)]
     return digests, time.perf_counter() - started_s

@@ -21,7 +21,7 @@ import numpy as np
 from twostroke.base.ids import PageId
 from twostroke.kv_cache.form import Conversion, page_form
 from twostroke.kv_cache.layout import PageRegion
-from twostroke.kv_cache.memory import PageMemory, Pages, Window
+from twostroke.kv_cache.memory import PageAccess, PageMemory, Pages
 from twostroke.transfer.base import Identity, PageTransport, digest, until_done
 from twostroke.worker.landing.digests import PageDigests
 from twostroke.worker.landing.page_converter import PageConverter, convert
@@ -134,12 +134,12 @@ class ConvertingLanding:
         await self.converter.close()
         self._memory.close()
 
-    def _convert(self, place: PageId, page: PageId, window: Window) -> bytes:
+    def _convert(self, place: PageId, page: PageId, access: PageAccess) -> bytes:
         original = self._memory.page(place)
-        (target,) = window.landing([page])
+        (target,) = access.landing([page])
         convert(self.converter.conversion_of(page), original, np.frombuffer(target, np.uint8))
-        window.landed()
-        window.synchronize()
+        access.landed()
+        access.synchronize()
         return digest(original)
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from twostroke.base.ids import PageId
 from twostroke.kv_cache.form import Conversion, page_form
-from twostroke.kv_cache.memory import Pages, Window
+from twostroke.kv_cache.memory import PageAccess, Pages
 from twostroke.transfer.copy_threads import CopyThreads, off_loop
 from twostroke.worker.tiers.price import PageTime
 
@@ -72,8 +72,8 @@ class PageConverter:
         self._page_time = PageTime(time_of_a_conversion(conversion))
         self._measured_s = time.monotonic()
         self._open: set[Future[Any]] = set()
-        self._window = pages.window(1)
-        self._thread = CopyThreads("pages-convert", [self._window])
+        self._access = pages.access(1)
+        self._thread = CopyThreads("pages-convert", [self._access])
 
     @property
     def page_s(self) -> float:
@@ -89,12 +89,12 @@ class PageConverter:
         """Returns how this page of the worker is converted, by its group."""
         return self._conversion.groups[self._layout.region_of(page)]
 
-    def submit(self, job: Callable[[Window], Result]) -> Future[Result]:
+    def submit(self, job: Callable[[PageAccess], Result]) -> Future[Result]:
         """Queues a job that converts one page on the thread; cancelling its future before its turn drops it."""
         future: Future[Result] = Future()
         self._open.add(future)
         future.add_done_callback(self._open.discard)
-        self._thread.submit(lambda window: self._timed(job, window), future)
+        self._thread.submit(lambda access: self._timed(job, access), future)
         return future
 
     def keep_measured(self) -> None:
@@ -108,15 +108,15 @@ class PageConverter:
     async def close(self) -> None:
         """Finishes open conversions and ends the thread; call it before the pages' memory is closed."""
         await off_loop(self._thread.close)
-        self._window.close()
+        self._access.close()
 
     def _measure(self) -> None:
         self._page_time = PageTime(time_of_a_conversion(self._conversion))
         self._measured_s = time.monotonic()
 
-    def _timed(self, job: Callable[[Window], Result], window: Window) -> Result:
+    def _timed(self, job: Callable[[PageAccess], Result], access: PageAccess) -> Result:
         started_s = time.perf_counter()
-        result = job(window)
+        result = job(access)
         seconds = time.perf_counter() - started_s
         self.seconds += seconds
         self.pages += 1

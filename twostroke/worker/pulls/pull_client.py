@@ -25,11 +25,11 @@ from twostroke.base.errors import (
 )
 from twostroke.base.fault_points import Point, reach
 from twostroke.base.ids import Epoch, PageId, SessionId, WorkerId
-from twostroke.kv_cache.parts import GroupKind, Part, blocks_of
+from twostroke.kv_cache.parts import GroupKind, Part
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.observability.bug_log import log_bug
 from twostroke.rpc.channel import PeerChannel, call_timeout_s, error_of
-from twostroke.rpc.convert import adapter_to_message, hashes_to_bytes
+from twostroke.rpc.convert import adapter_to_message, hashes_to_bytes, wanted_pages
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.tracing.span import OpenSpan
@@ -51,6 +51,8 @@ from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.supply.pull_spec import OpenPull, PullReport, PullSpec, open_pull
 
 log = logging.getLogger(__name__)
+
+_GROUPS = frozenset(GroupKind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,8 +236,7 @@ class PullClient:
             source_epoch=spec.source.epoch,
             tokens=spec.tokens,
             block_hashes=hashes_to_bytes(spec.block_hashes),
-            wanted=blocks_of(spec.parts, GroupKind.FULL),
-            wanted_windows=blocks_of(spec.parts, GroupKind.WINDOW),
+            wanted=wanted_pages(spec.parts),
             cached_only=spec.is_from_peer,
             kv_form=self._validator.kv_form,
             adapter=adapter_to_message(spec.adapter),
@@ -307,7 +308,7 @@ class PullClient:
     async def _take(self, session: _Session, connection: _Connection, ready: worker_pb2.PagesReady) -> None:
         """Brings the announced pages here, batch by batch."""
         reach(Point.PULL_ANNOUNCED)
-        announced = [page for page in ready.pages if _part_of(page) in session.remaining]
+        announced = [page for page in ready.pages if page.group in _GROUPS and _part_of(page) in session.remaining]
         report, most = session.report, connection.landing.batch_pages
         report.also_computed = min(ready.also_computed, len(session.spec.block_hashes))
         pulled_before = report.pulled
@@ -381,8 +382,8 @@ class PullClient:
         group.fill(page)
         report.last_page_s = time.time()
         report.first_page_s = report.first_page_s or report.last_page_s
-        if part.group is GroupKind.WINDOW and Part(part.block, GroupKind.FULL) in spec.parts:
-            return  # its page counts
+        if part.group is not GroupKind.FULL and Part(part.block, GroupKind.FULL) in spec.parts:
+            return  # the page in the first group counts
         report.pulled += 1
         if spec.arrived is not None:
             spec.arrived(part.block)
@@ -403,7 +404,7 @@ class PullClient:
 
 
 def _part_of(page: worker_pb2.ReadyPage) -> Part:
-    return Part(page.block, GroupKind.WINDOW if page.group else GroupKind.FULL)
+    return Part(page.block, GroupKind(page.group))
 
 
 def _now_s() -> float:

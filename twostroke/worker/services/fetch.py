@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from twostroke.base.errors import InvalidRequest
 from twostroke.base.ids import BlockHash, PageId, RequestId
 from twostroke.kv_cache.block import HASH_BYTES
-from twostroke.kv_cache.parts import GroupKind, parts_of
+from twostroke.kv_cache.parts import GroupKind, Part, parts_of
 from twostroke.kv_cache.pool import BlockPool, Claim
 from twostroke.rpc.convert import hashes_from_bytes
 from twostroke.rpc.v1 import worker_pb2
@@ -36,15 +36,14 @@ class BlockFetcher:
         pool = self._host.pool
         await self._host.eviction_copies.ready(self._host.new_session(), hashes[: pool.total], 0)
         claim = _claim_first(pool, hashes, root)
-        windows = {} if pool.windows is None else pool.windows.share_last(hashes[: len(claim.pages)])
+        last = pool.share_last(hashes[: len(claim.pages)])
         try:
             async with asyncio.timeout(within_s):
-                await self._arrival(request.source, hashes, claim, windows, within_s)
+                await self._arrival(request.source, hashes, claim, last, within_s)
         except TimeoutError:
             pass  # the caller learns what is here
         finally:
-            if pool.windows is not None:
-                pool.windows.unshare(windows.values())
+            pool.unshare_last(last)
             pool.release(claim.pages)
             self._host.pulls.prune()
             self._host.loop.wake()
@@ -55,11 +54,13 @@ class BlockFetcher:
         source: worker_pb2.PageSource,
         hashes: Sequence[BlockHash],
         claim: Claim,
-        windows: dict[int, PageId],
+        last: dict[Part, PageId],
         within_s: float,
     ) -> None:
         host = self._host
-        parts = parts_of(claim.missing, (block for block, slot in windows.items() if self._is_unwritten(slot)))
+        pages = {Part(block, GroupKind.FULL): page for block, page in enumerate(claim.pages)} | last
+        unwritten = [part for part, page in last.items() if host.pool.is_unwritten(page)]
+        parts = sorted([*parts_of(claim.missing), *unwritten])
         if parts and source.worker_id != host.config.worker_id:
             blocks = parts[-1].block + 1
             spec = PullSpec(
@@ -68,19 +69,16 @@ class BlockFetcher:
                 source,
                 (),
                 hashes[:blocks],
-                {part: (claim.pages if part.group is GroupKind.FULL else windows)[part.block] for part in parts},
+                {part: pages[part] for part in parts},
                 cached_within_s=within_s,
             )
             await asyncio.wait([host.pulls.start(spec, self._tasks)])
-        while any(map(self._is_arriving, [*claim.pages, *windows.values()])):  # through another pull
+        while any(map(self._is_arriving, pages.values())):  # through another pull
             await host.progress.ticket().wait()
 
     def _is_arriving(self, page: PageId) -> bool:
-        group = self._host.pool.group_of(page)
-        return group.is_arriving(page) and group.writer(page) is not None
-
-    def _is_unwritten(self, page: PageId) -> bool:
-        return self._host.pool.group_of(page).is_unwritten(page)
+        pool = self._host.pool
+        return pool.is_arriving(page) and pool.writer(page) is not None
 
 
 def _checked(request: worker_pb2.FetchRequest) -> tuple[list[BlockHash], BlockHash, float]:

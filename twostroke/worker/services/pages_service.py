@@ -19,7 +19,7 @@ from twostroke.base.fault_points import Point, reach
 from twostroke.base.ids import BlockHash, PageId, RequestId
 from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.memory import Pages
-from twostroke.kv_cache.parts import GroupKind, Part, parts_of
+from twostroke.kv_cache.parts import GroupKind, Part, blocks_of
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import AdapterRef
 from twostroke.rpc.convert import adapter_from_message, hashes_from_bytes
@@ -47,30 +47,21 @@ class RequestedBlocks:
     """Tokens up to the last wanted block; may be empty in a cached-only pull."""
     block_hashes: list[BlockHash]
     """Hashes of all blocks up to the last wanted one."""
-    blocks: list[int]
-    """Blocks with wanted pages."""
+    parts: list[Part]
+    """What is wanted, in order."""
     peer: PeerPrefix | None
     """A worker that holds a prefix: missing blocks are fetched there before any is computed."""
     trace: TraceContext | None = None
     """The span of the pull."""
     adapter: AdapterRef | None = None
     """Missing blocks are computed with it."""
-    windows: tuple[int, ...] = ()
-    """Blocks with wanted window parts."""
-
-    @property
-    def parts(self) -> list[Part]:
-        return parts_of(self.blocks, self.windows)
 
 
 class PageJob(Protocol):
     """One pull being served; holds its pages until closed."""
 
-    def page(self, block: int) -> PageId | None:
-        """Returns the page of a block once it can be read. Raises TransferFailed if it never will be."""
-
-    def window(self, block: int) -> PageId | None:
-        """Returns the window part of a block once it can be read. Raises TransferFailed if it never will be."""
+    def page(self, part: Part) -> PageId | None:
+        """Returns the page of a part once it can be read. Raises TransferFailed if it never will be."""
 
     def was_computed(self, block: int) -> bool:
         """Tells whether the block was computed for this pull, and not cached."""
@@ -162,7 +153,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         self.open += 1
         try:
             reach(Point.PAGES_ACCEPTED)
-            served = self._served_to(request, job, wanted.blocks)
+            served = self._served_to(request, job, wanted.parts)
             endpoints = [endpoint.pack() for endpoint in served.endpoints]
             form = str(served.form) if request.kv_form else ""
             accepted = worker_pb2.PullAccepted(epoch=str(self._validator.epoch), endpoints=endpoints, kv_form=form)
@@ -192,41 +183,45 @@ class PagesService(worker_pb2_grpc.PagesServicer):
                 f"{' or '.join(map(repr, forms))}"
             )
 
-    def _served_to(self, request: worker_pb2.PullRequest, job: PageJob, blocks: Sequence[int]) -> ServedPages:
+    def _served_to(self, request: worker_pb2.PullRequest, job: PageJob, parts: Sequence[Part]) -> ServedPages:
         """Returns the pages in the puller's form, or in the own form where the puller is to convert them."""
         if self._converted is None or request.kv_form in ("", str(self._own.form)):
             return self._own
         offer = request.conversion
-        ready, _ = readable(job, blocks)
-        source = self._converted.way(len(blocks), ready.values())
-        puller = Way(self._own.page_bytes, offer.page_s, offer.wait_s, len(blocks))
-        if is_for_puller(source, puller, len(blocks), offer.bytes_per_s):
+        ready, _ = readable(job, parts)
+        source = self._converted.way(len(parts), ready.values())
+        puller = Way(self._own.page_bytes, offer.page_s, offer.wait_s, len(parts))
+        if is_for_puller(source, puller, len(parts), offer.bytes_per_s):
             return self._own
         return self._converted
 
     def _checked(self, request: worker_pb2.PullRequest) -> RequestedBlocks:
         hashes = hashes_from_bytes(request.block_hashes)
-        wanted, windows = list(request.wanted), list(request.wanted_windows)
-        if not wanted + windows or sorted(set(wanted)) != wanted or sorted(set(windows)) != windows:
-            raise InvalidRequest(
-                f"wanted must be ascending block indices, got {wanted[:8]} and {windows[:8]}", field="wanted"
-            )
-        blocks = max(wanted[-1:] + windows[-1:]) + 1
+        parts = self._wanted_parts(request)
+        blocks = parts[-1].block + 1
         if blocks > len(hashes):
             raise InvalidRequest(
                 f"block {blocks - 1} is wanted, but there are only {len(hashes)} block hashes", field="wanted"
             )
-        if windows and self._pool.windows is None:
-            raise InvalidRequest("this model keeps no window parts apart from pages", field="wanted_windows")
         tokens = list(request.tokens[: blocks * self._block_size])
         if len(tokens) < blocks * self._block_size and not request.cached_only:
             raise InvalidRequest(f"{len(tokens)} tokens do not fill {blocks} blocks", field="tokens")
         trace = TraceContext.parse(request.traceparent)
         adapter = adapter_from_message(request.adapter) if request.HasField("adapter") else None
         peer, request_id = PeerPrefix.of(request), RequestId(request.request_id)
-        return RequestedBlocks(
-            request_id, tokens, hashes[:blocks], wanted, peer, trace, adapter, windows=tuple(windows)
-        )
+        return RequestedBlocks(request_id, tokens, hashes[:blocks], parts, peer, trace, adapter)
+
+    def _wanted_parts(self, request: worker_pb2.PullRequest) -> list[Part]:
+        """Returns what is wanted, in order. Raises InvalidRequest."""
+        parts: list[Part] = []
+        for wanted in request.wanted:
+            if wanted.group >= len(self._pool.groups):
+                raise InvalidRequest(f"this model has no page group {wanted.group}", field="wanted")
+            group = GroupKind(wanted.group)
+            parts += [Part(block, group) for block in wanted.blocks]
+        if not parts or parts != sorted(set(parts), key=lambda part: (part.group, part.block)):
+            raise InvalidRequest("wanted must be ascending block indices of ascending page groups", field="wanted")
+        return sorted(parts)
 
     async def _announce(
         self, job: PageJob, wanted: Sequence[Part], served: ServedPages
@@ -234,7 +229,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         pending, told = wanted, set[int]()
         while pending:
             ticket = self._progress.ticket()
-            ready, failure = readable_parts(job, pending)
+            ready, failure = readable(job, pending)
             if ready:
                 pending = [part for part in pending if part not in ready]
                 message = await self._message(job, ready, served, told)
@@ -289,18 +284,12 @@ async def with_heartbeats(
         await messages.aclose()
 
 
-def readable(job: PageJob, blocks: Sequence[int]) -> tuple[dict[int, PageId], TransferFailed | None]:
-    """Returns the pages that can be read now, and the error of the next block if all before it are readable."""
-    ready, failure = readable_parts(job, parts_of(blocks, ()))
-    return {block: page for (block, _), page in ready.items()}, failure
-
-
-def readable_parts(job: PageJob, parts: Sequence[Part]) -> tuple[dict[Part, PageId], TransferFailed | None]:
+def readable(job: PageJob, parts: Sequence[Part]) -> tuple[dict[Part, PageId], TransferFailed | None]:
     """Returns the parts that can be read now, and the error of the next one if all before it are readable."""
     ready: dict[Part, PageId] = {}
     for index, part in enumerate(parts):
         try:
-            page = job.page(part.block) if part.group is GroupKind.FULL else job.window(part.block)
+            page = job.page(part)
         except TransferFailed as error:
             return ready, error if len(ready) == index else None
         if page is not None:
@@ -321,28 +310,21 @@ class CachedOnlyJob:
         self._pool = pool
         self._wake = wake
         self._loads = loads
-        hashes, blocks = wanted.block_hashes, sorted({*wanted.blocks, *wanted.windows})
-        self._pages = dict(zip(blocks, pool.share_filled([hashes[block] for block in blocks]), strict=True))
-        if loads is not None:
-            self._pages.update(loads.share(hashes, [block for block, page in self._pages.items() if page is None]))
-        self._windows: dict[int, PageId] = {}
-        if pool.windows is not None:
-            here = {block: hashes[block] for block in wanted.windows if self._pages[block] is not None}
-            self._windows = pool.windows.share_filled(here)
+        self._held: dict[GroupKind, dict[int, PageId]] = {}
+        """Pages by their blocks. Whoever holds a page of a block holds its page in the first group, too."""
+        hashes, blocks = wanted.block_hashes, sorted({part.block for part in wanted.parts})
+        for kind, group in zip(GroupKind, pool.groups, strict=False):
+            if kind is not GroupKind.FULL:
+                blocks = [block for block in blocks_of(wanted.parts, kind) if block in self._held[GroupKind.FULL]]
+            held = self._held[kind] = group.share_filled({block: hashes[block] for block in blocks})
             if loads is not None:
-                self._windows |= loads.share_parts({block: here[block] for block in here.keys() - self._windows.keys()})
+                held |= loads.share(kind, hashes, [block for block in blocks if block not in held])
 
-    def page(self, block: int) -> PageId | None:
-        page = self._pages[block]
-        if page is None or not (self._pool.is_filled(page) or self._pool.writer(page) is not None):
-            raise TransferFailed(f"block {block} is not cached here, and the pull is cached-only")
-        return page if self._pool.is_filled(page) else None
-
-    def window(self, block: int) -> PageId | None:
-        slot, windows = self._windows.get(block), self._pool.windows
-        if slot is None or windows is None or not (windows.is_filled(slot) or windows.writer(slot) is not None):
-            raise TransferFailed(f"the window part of block {block} is not cached here, and the pull is cached-only")
-        return slot if windows.is_filled(slot) else None
+    def page(self, part: Part) -> PageId | None:
+        page, group = self._held[part.group].get(part.block), self._pool.groups[part.group]
+        if page is None or not (group.is_filled(page) or group.writer(page) is not None):
+            raise TransferFailed(f"block {part.block} is not cached here, and the pull is cached-only")
+        return page if group.is_filled(page) else None
 
     def was_computed(self, block: int) -> bool:
         return False
@@ -351,9 +333,8 @@ class CachedOnlyJob:
         return 0
 
     def close(self) -> None:
-        if self._pool.windows is not None:
-            self._pool.windows.unshare(self._windows.values())
-        self._pool.release([page for page in self._pages.values() if page is not None])
+        for kind, held in reversed(self._held.items()):
+            self._pool.groups[kind].unshare([held[block] for block in sorted(held)])
         if self._loads is not None:
             self._loads.give_up_unwanted()
         self._wake()

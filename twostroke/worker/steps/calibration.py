@@ -17,8 +17,8 @@ import numpy as np
 from twostroke.kv_cache.windows.shape import WindowShape
 from twostroke.request import SamplingParams
 from twostroke.scheduler.batch import Batch, SampleRow, StepResult
-from twostroke.scheduler.batching import with_windows
 from twostroke.scheduler.cost import StepCost, StepTerms
+from twostroke.scheduler.windows.places import with_windows
 from twostroke.worker.measured.rates import Rates
 
 LONG_CONTEXT = 2048

@@ -14,13 +14,14 @@ from twostroke.config import Role, WorkerConfig
 from twostroke.grammar.advance import ThreadedAdvancer
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.observability.profiler import WORK_LOOP, Profiler
-from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder, with_windows
+from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
 from twostroke.scheduler.cost import Queued
 from twostroke.scheduler.gates import ClaimGate
 from twostroke.scheduler.reading import ReadingRunner
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.step_target import USUAL_S, StepTarget
 from twostroke.scheduler.values import SchedulerLimits
+from twostroke.scheduler.windows.places import places_of, with_windows
 from twostroke.worker.condition import Condition
 from twostroke.worker.engine_state import EngineState
 from twostroke.worker.metrics import WorkerMetrics
@@ -158,9 +159,8 @@ def _scheduler_of(
     readings: ReadingRunner,
 ) -> Scheduler:
     limits = _limits_of(config, engine_state)
-    builder = BatchBuilder(
-        limits.block_size, engine_state.pool.total, limits.eos_token_ids, engine_state.facts.window_shape
-    )
+    places = places_of(engine_state.facts.window_shape)
+    builder = BatchBuilder(limits.block_size, engine_state.pool.total, limits.eos_token_ids, places)
     profiled = ProfiledBuilder(builder, engine_state.engine.profiler)
     branches = branches_of(config, engine_state.pool, limits, readings)
     return Scheduler(engine_state.pool, config.schedule, limits, profiled, gate, branches)

@@ -38,7 +38,7 @@ class HostTier:
     ) -> None:
         self.readers = readers
         self.store = HostStore(memory.pages)
-        self.window = memory.window(1)
+        self.access = memory.access(1)
         """Its pages, for the one job at a time that reads from disk to these."""
         self._memory = memory
         self._changes = changes
@@ -146,7 +146,7 @@ class HostTier:
 
     def close(self) -> None:
         self.readers.close()
-        self.window.close()
+        self.access.close()
         self._memory.close()
 
     def _keep(self, entry: HostEntry) -> None:

@@ -50,7 +50,7 @@ def open_tiers(config: WorkerConfig, facts: LoadedModel, pool_memory: Pages) -> 
     if not facts.windows:
         return GroupTiers(full)
     try:
-        return GroupTiers(full, _open_group(GroupKind.WINDOW, config, facts, pool_memory))
+        return GroupTiers(full, _open_group(GroupKind.FURTHER, config, facts, pool_memory))
     except BaseException:
         full.close_now()
         raise

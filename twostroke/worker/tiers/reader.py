@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from twostroke.base.ids import BlockHash, PageId
-from twostroke.kv_cache.memory import Pages, Window
+from twostroke.kv_cache.memory import PageAccess, Pages
 from twostroke.transfer.copy_threads import CopyThreads
 from twostroke.worker.tiers.price import PageTime, ReadQueue, ReadTimes, predicted_read_s, thread_for
 
@@ -61,14 +61,14 @@ class ReadJob(Generic[Place]):
     """Pages that are read one after the other, and what has come of them so far."""
 
     def __init__(
-        self, reads: Sequence[PageRead[Place]], notify: Callable[[], None], window: Window | None = None
+        self, reads: Sequence[PageRead[Place]], notify: Callable[[], None], access: PageAccess | None = None
     ) -> None:
         """`notify` is called on the reader's thread when there are results, once until these are taken.
 
-        `window` is where the pages go; None is the pool.
+        `access` is where the pages go; None is the pool.
         """
         self.reads = reads
-        self._window = window
+        self._access = access
         self._notify = notify
         self._lock = threading.Lock()
         self._is_given_up = False
@@ -100,16 +100,16 @@ class ReadJob(Generic[Place]):
     def is_given_up(self) -> bool:
         return self._is_given_up
 
-    def land(self, window: Window, read: PageRead[Place], data: memoryview) -> None:
-        """Copies the bytes into their page, of the pool unless the job has a window, and unless it was given up."""
+    def land(self, access: PageAccess, read: PageRead[Place], data: memoryview) -> None:
+        """Copies the bytes into their page, of the pool unless the job has an access, and unless it was given up."""
         with self._lock:
             if self._is_given_up or self.is_left_out(read):
                 return
-            window = self._window or window
-            (landing,) = window.landing([read.page])
+            access = self._access or access
+            (landing,) = access.landing([read.page])
             landing[:] = data
-            window.landed()
-            window.synchronize()
+            access.landed()
+            access.synchronize()
             self._put(ReadResult(read))
 
     def failed(self, read: PageRead[Place], error: DamagedPage | MissingPage) -> None:
@@ -160,16 +160,16 @@ class BusyThreads:
 
 
 class ReaderThread(Generic[Place]):
-    """One thread of a tier, with a queue, a buffer and a window of its own."""
+    """One thread of a tier, with a queue, a buffer and an access of its own."""
 
     def __init__(
         self, name: str, fetcher: PageFetcher[Place], pool_memory: Pages, busy: BusyThreads, index: int
     ) -> None:
         self._fetcher = fetcher
-        self._window = pool_memory.window(1)
+        self._access = pool_memory.access(1)
         self._busy = busy
         self._index = index
-        self._threads = CopyThreads(f"{name}-{index}", [self._window])
+        self._threads = CopyThreads(f"{name}-{index}", [self._access])
         self.pending_pages = 0
         """Pages of jobs that have not ended. The event loop counts them."""
 
@@ -180,7 +180,7 @@ class ReaderThread(Generic[Place]):
 
     def start(self, job: ReadJob[Place], ended: Future[None]) -> None:
         """Reads the job's pages after those of earlier jobs; `ended` gets the error that ended it, if any."""
-        self._threads.submit(lambda window: self._run(job, window), ended)
+        self._threads.submit(lambda access: self._run(job, access), ended)
 
     def probe(self, read: PageRead[Place], took: Future[ReadTimes]) -> None:
         """Reads a page to nowhere; `took` gets the time, or the error."""
@@ -189,23 +189,23 @@ class ReaderThread(Generic[Place]):
     def close(self) -> None:
         """Ends the thread after the jobs that it has."""
         self._threads.close()
-        self._window.close()
+        self._access.close()
         self._fetcher.close()
 
-    def _run(self, job: ReadJob[Place], window: Window) -> None:
+    def _run(self, job: ReadJob[Place], access: PageAccess) -> None:
         for read in job.reads:
             if job.is_given_up:
                 return
             if job.is_left_out(read):
                 continue
             try:
-                job.times = self._timed(functools.partial(self._bring, job, window, read), job.times)
+                job.times = self._timed(functools.partial(self._bring, job, access, read), job.times)
             except MissingPage as error:
                 job.failed(read, error)
 
-    def _bring(self, job: ReadJob[Place], window: Window, read: PageRead[Place]) -> None:
+    def _bring(self, job: ReadJob[Place], access: PageAccess, read: PageRead[Place]) -> None:
         try:
-            job.land(window, read, self._fetcher.fetch(read))
+            job.land(access, read, self._fetcher.fetch(read))
         except DamagedPage as error:
             job.failed(read, error)
 

@@ -28,7 +28,7 @@ from twostroke.models.catalog import places
 from twostroke.models.registry import read_spec
 from twostroke.request import Grammar, SamplingParams
 from twostroke.scheduler.batch import Batch, SampleRow
-from twostroke.scheduler.batching import with_windows
+from twostroke.scheduler.windows.places import with_windows
 
 SCHEMA = {
     "type": "object",

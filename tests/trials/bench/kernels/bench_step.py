@@ -15,7 +15,7 @@ from twostroke.engine.backends.built import BuiltEngine
 from twostroke.engine.build import build_runner
 from twostroke.request import SamplingParams
 from twostroke.scheduler.batch import Batch, SampleRow
-from twostroke.scheduler.batching import with_windows
+from twostroke.scheduler.windows.places import with_windows
 
 STEPS = (Span(1, 1, 128), Span(1, 1, 1024), Span(16, 1, 128), Span(16, 1, 1024), Span(1, 512, 512))
 GREEDY = SamplingParams(seed=0, max_tokens=1, temperature=0)

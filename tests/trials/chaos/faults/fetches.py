@@ -59,7 +59,7 @@ async def _compute(bed: Bed, worker: fleet_pb2.WorkerEntry, fingerprint: str, to
         source_epoch=worker.epoch,
         tokens=tokens,
         block_hashes=hashes_to_bytes(block_hashes_of(tokens, BLOCK_TOKENS)),
-        wanted=range(BLOCKS),
+        wanted=[worker_pb2.WantedPages(blocks=range(BLOCKS))],
     )
     async with bed.channel(worker.address) as channel:
         call = worker_pb2_grpc.PagesStub(channel.channel).Pull(request, metadata=channel.metadata, timeout=ANSWER_S)

@@ -264,7 +264,7 @@ def _worker_seeds() -> Sequence[bytes]:
         "PullRequest": worker_pb2.PullRequest(
             request_id="r#0", requester="w", fingerprint="fingerprint", tokens=OPEN.request.prompt,
             block_hashes=OPEN.block_hashes,
-            wanted=[0, 1], peer=OPEN.source, peer_blocks=1,
+            wanted=[worker_pb2.WantedPages(blocks=[0, 1])], peer=OPEN.source, peer_blocks=1,
         ),
         "OpenRequest": OPEN,
         "CloseRequest": worker_pb2.CloseRequest(request_id="r#0", attempt=1),

@@ -70,19 +70,19 @@ def phi3(tmp_path: Path, children: set[int]) -> Iterator[BuiltEngine]:
 
 
 def read(memory: Pages, page: int) -> np.ndarray:
-    window = memory.window(1)
-    [[view]] = window.read([[page]])
+    access = memory.access(1)
+    [[view]] = access.read([[page]])
     found = np.frombuffer(bytes(view), np.uint8).copy()
-    window.close()
+    access.close()
     return found
 
 
 def write(memory: Pages, page: int, content: np.ndarray) -> None:
-    window = memory.window(1)
-    window.landing([page])[0][:] = content.data
-    window.landed()
-    window.synchronize()
-    window.close()
+    access = memory.access(1)
+    access.landing([page])[0][:] = content.data
+    access.landed()
+    access.synchronize()
+    access.close()
 
 
 def fail(batch: Batch) -> None:

@@ -84,7 +84,7 @@ def test_window_parts_on_a_lower_tier_than_all_pages_make_a_depth_there() -> Non
     chain = held(index, B, 0)
     for place, block in enumerate(chain[:9]):
         log.stored(block)
-        log.stored(block, Tier.DEVICE if place < 4 else Tier.DISK, GroupKind.WINDOW)
+        log.stored(block, Tier.DEVICE if place < 4 else Tier.DISK, GroupKind.FURTHER)
     index.apply(A, EPOCH, log.snapshot())
     index.apply(A, EPOCH, log.publish())
     assert index.leading_blocks(chain, tail_blocks=2) == {A: (4, 4, 9)}

@@ -74,7 +74,7 @@ class Worker:
             for block_hash in hashes:
                 xor ^= digest_term(block_hash, tier)
         for block_hash in self.parts:
-            xor ^= digest_term(block_hash, Tier.DEVICE, GroupKind.WINDOW)
+            xor ^= digest_term(block_hash, Tier.DEVICE, GroupKind.FURTHER)
         return xor.to_bytes(HASH_BYTES, "big")
 
     def change(self) -> None:
@@ -100,10 +100,10 @@ class Worker:
         for block_hash in prompt[first : first + self._draws.randint(1, 4)]:
             if block_hash not in self.parts:
                 self.parts.add(block_hash)
-                self.log.stored(block_hash, group=GroupKind.WINDOW)
+                self.log.stored(block_hash, group=GroupKind.FURTHER)
         gone = self._draws.choice(sorted(self.parts))
         self.parts.remove(gone)
-        self.log.removed(gone, group=GroupKind.WINDOW)
+        self.log.removed(gone, group=GroupKind.FURTHER)
 
     def _move_a_leaf(self, kind: str) -> None:
         lowest = {"copy": Tier.DEVICE, "spill": Tier.DEVICE, "sink": Tier.HOST}.get(kind, Tier.DISK)
@@ -187,7 +187,7 @@ def equals(index: PrefixIndex, worker: Worker) -> bool:
         and shown.digest == worker.digest
         and index.epoch_of(worker.id) == worker.epoch
         and all(hashes_of(index, worker.id, tier) == worker.held[tier] for tier in Tier)
-        and hashes_of(index, worker.id, group=GroupKind.WINDOW) == worker.parts
+        and hashes_of(index, worker.id, group=GroupKind.FURTHER) == worker.parts
     )
 
 

@@ -30,6 +30,7 @@ from tests.unit.worker.tiers.tiered import (
     written,
 )
 from twostroke.kv_cache.block import block_hashes_of
+from twostroke.kv_cache.parts import GroupKind
 from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.tiers.files import SegmentFile, SegmentFiles
 from twostroke.kv_cache.tiers.folders import SegmentFolder
@@ -160,7 +161,7 @@ async def test_a_disk_that_loses_against_computing_stays_on_and_is_seldom_probed
         faults.answers.clear()
         try:
             for _ in range(100):
-                assert not worker.host.loads.for_others.share(hashes, held)
+                assert not worker.host.loads.for_others.share(GroupKind.FULL, hashes, held)
             await eventually(lambda: faults.reads > before)
         finally:
             faults.answers.set()

@@ -32,6 +32,7 @@ from twostroke.base.ids import PageId
 from twostroke.config import Role
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.groups.page_state import PageState
+from twostroke.kv_cache.parts import GroupKind
 from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.tiers.disk_store import RecordPlace
 from twostroke.worker.tiers.loads import running, shared_loads
@@ -180,7 +181,7 @@ async def test_a_block_that_is_claimed_for_another_worker_has_its_place_in_its_p
         pool, asked = holder.host.pool, wanted[1:]  # none of them is the first block
         faults.answers.clear()
         try:
-            claimed = holder.host.loads.for_others.share(block_hashes_of(A, BLOCK), asked)
+            claimed = holder.host.loads.for_others.share(GroupKind.FULL, block_hashes_of(A, BLOCK), asked)
             holder.host.loads.running.stop()
         finally:
             faults.answers.set()

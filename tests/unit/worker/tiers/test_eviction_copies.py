@@ -20,7 +20,7 @@ from tests.unit.worker.tiers.tiered import ask as ask_as
 from twostroke.base.ids import BlockHash, PageId
 from twostroke.kv_cache.block import block_hashes_of, root_hash
 from twostroke.kv_cache.groups.page_state import PageState
-from twostroke.kv_cache.memory import PageMemory, Window
+from twostroke.kv_cache.memory import PageAccess, PageMemory
 from twostroke.kv_cache.tier import Tier
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.convert import hashes_to_bytes
@@ -278,38 +278,38 @@ async def test_many_prompts_at_once_over_few_pages_get_right_tokens_and_lose_no_
         assert of_tier(worker, "loaded_pages_total", "host") > 0
 
 
-class Reused(Window):
+class Reused(PageAccess):
     """Pages that get another writer while they are read."""
 
     def __init__(self, memory: PageMemory) -> None:
         self._memory = memory
-        self._window = memory.window(1)
+        self._access = memory.access(1)
 
     def read(self, batches: Iterable[Sequence[int]]) -> Iterator[list[memoryview]]:
         for batch in batches:
             for page in batch:
                 self._memory.begin_new_generation(PageId(page))
-            yield from self._window.read([batch])
+            yield from self._access.read([batch])
 
     def landing(self, pages: Sequence[int]) -> list[memoryview]:
-        return self._window.landing(pages)
+        return self._access.landing(pages)
 
     def landed(self) -> None: ...
 
     def synchronize(self) -> None: ...
 
     def close(self) -> None:
-        self._window.close()
+        self._access.close()
 
 
 def test_a_copy_of_a_page_that_was_given_away_before_it_or_during_it_counts_for_nothing() -> None:
     memory, target = PageMemory(3, PAGE_BYTES), CopyTarget(np.zeros(PAGE_BYTES, np.uint8), lambda _: None, lambda: None)
     copies = [eviction_copies._PageCopy(BlockHash(bytes(16)), PageId(page), 0, target) for page in range(3)]
-    window, reused = memory.window(1), Reused(memory)
+    access, reused = memory.access(1), Reused(memory)
     memory.begin_new_generation(PageId(1))
     sound = digest(memory.page(PageId(0)))
-    assert eviction_copies._copy(copies, memory, window) == [sound, None, sound]
+    assert eviction_copies._copy(copies, memory, access) == [sound, None, sound]
     assert eviction_copies._copy(copies, memory, reused) == [None, None, None]
-    for each in (window, reused):
+    for each in (access, reused):
         each.close()
     memory.close()

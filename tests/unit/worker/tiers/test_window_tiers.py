@@ -79,7 +79,7 @@ async def test_lower_tiers_keep_the_window_parts_of_ends_alone() -> None:
     async with windowed(host_pages=200) as worker, router_to(worker) as router:
         await displaced(router, worker)
         assert set(HASHES) <= on(worker, Tier.HOST, GroupKind.FULL)
-        assert on(worker, Tier.HOST, GroupKind.WINDOW).intersection(HASHES) == set(HASHES[-TAIL:])
+        assert on(worker, Tier.HOST, GroupKind.FURTHER).intersection(HASHES) == set(HASHES[-TAIL:])
 
 
 async def test_a_successor_finds_both_groups_on_disk(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ async def test_a_successor_finds_both_groups_on_disk(tmp_path: Path) -> None:
         fresh = await displaced(router, worker)
     async with windowed(tmp_path) as worker, router_to(worker) as router:
         assert set(HASHES) <= on(worker, Tier.DISK, GroupKind.FULL)
-        assert set(HASHES[-TAIL:]) <= on(worker, Tier.DISK, GroupKind.WINDOW)
+        assert set(HASHES[-TAIL:]) <= on(worker, Tier.DISK, GroupKind.FURTHER)
         again = await router.answer(PROMPTS[0], TOKENS)
         assert again.tokens == fresh.tokens
         assert again.last.cached_tokens == BLOCKS * BLOCK

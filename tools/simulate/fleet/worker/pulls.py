@@ -187,7 +187,7 @@ class SimulatedPull:
         self._links = links
         self._ended = ended
         self._source = host.party(WorkerId(spec.source.worker_id))
-        self._pending = list(self.remaining)
+        self._pending = list(spec.parts)
         self._announced: deque[tuple[list[tuple[int, bool]], float]] = deque()
         """Blocks, whether each was computed for this pull, and when the announcement is here."""
         self._job: PageJob | None = None
@@ -215,8 +215,8 @@ class SimulatedPull:
         if job is None:
             return False
         pages, failure = readable(job, self._pending)
-        ready = [(block, job.was_computed(block)) for block in pages]
-        self._pending = [block for block in self._pending if block not in pages]
+        ready = [(part.block, job.was_computed(part.block)) for part in pages]
+        self._pending = [part for part in self._pending if part not in pages]
         if failure is not None:
             self._host.queue.after(self._host.shape.delays.pull_s, self._hear_failure)
         now_s = self._readable_s(ready) + self._host.shape.delays.pull_s
@@ -273,10 +273,10 @@ class SimulatedPull:
         if source.is_dead or str(source.epoch) != spec.source.epoch:
             host.queue.after(host.shape.delays.detection_s, self.fail)
             return
-        blocks = [part.block for part in spec.parts]
-        end = blocks[-1] + 1
+        parts = list(spec.parts)
+        end = parts[-1].block + 1
         tokens = list(spec.tokens[: end * host.shape.block_size])
-        wanted = RequestedBlocks(spec.request_id, tokens, list(spec.block_hashes[:end]), blocks, spec.peer)
+        wanted = RequestedBlocks(spec.request_id, tokens, list(spec.block_hashes[:end]), parts, spec.peer)
         try:
             self._job = source.serve(wanted, is_from_cache=spec.is_from_peer)
         except ServeError as error:

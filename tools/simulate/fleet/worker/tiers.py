@@ -21,7 +21,7 @@ from tools.simulate.fleet.results import WorkerUse
 from tools.simulate.fleet.shape import FleetShape
 from twostroke.base.ids import BlockHash, PageId, SessionId
 from twostroke.kv_cache.events import EventLog
-from twostroke.kv_cache.memory import Window
+from twostroke.kv_cache.memory import PageAccess
 from twostroke.kv_cache.parts import GroupKind
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.tier import Tier
@@ -244,13 +244,13 @@ class NoBytes:
     def generation(self, page: PageId) -> int:
         return 0
 
-    def window(self, batch_pages: int) -> Window:
+    def access(self, batch_pages: int) -> PageAccess:
         return NOWHERE
 
     def close(self) -> None: ...
 
 
-class _Nowhere(Window):
+class _Nowhere(PageAccess):
     def read(self, batches: Iterable[Sequence[int]]) -> Iterator[list[memoryview]]:
         return ([NO_BYTES for _ in pages] for pages in batches)
 

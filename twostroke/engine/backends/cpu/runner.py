@@ -231,7 +231,7 @@ class ModelRunner:
             return self._model.forward(tokens, ragged, sample_rows)
 
     def _prepare(self, batch: Batch) -> tuple[torch.Tensor, RaggedBatch, torch.Tensor | None]:
-        assert len(batch.windows) == self._further_groups, "each page group has places of its own"
+        assert len(batch.further) == self._further_groups, "each page group has places of its own"
         positions = torch.from_numpy(batch.positions)
         ragged = RaggedBatch(
             positions=positions,
@@ -244,7 +244,7 @@ class ModelRunner:
             released=batch.released,
             windows=tuple(
                 RaggedPlaces(torch.from_numpy(own.block_tables).contiguous(), torch.from_numpy(own.write_slots))
-                for own in batch.windows
+                for own in batch.further
             ),
             adapters=self.adapters.of(batch.adapters) if batch.adapters else (),
             kernels=KernelRecords() if self._profiler.is_on else None,

@@ -71,7 +71,7 @@ def padded(batch: Batch, size: int, pages: PageTable) -> list[HostArray]:
     tables of each group.
     """
     rows = batch.sequences
-    own: tuple[Batch | GroupPlaces, ...] = (batch, *batch.windows)
+    own: tuple[Batch | GroupPlaces, ...] = (batch, *batch.further)
     scratch = (pages.scratch_page, *pages.window_scratch_rows)
     assert len(own) == len(scratch), f"{len(own)} page groups where there are {len(scratch)}"
     all_slots = [np.full(size, page * pages.block_size, np.int64) for page in scratch]
@@ -141,7 +141,7 @@ class DecodeGraphs:
         none, nowhere = np.zeros(0, np.int32), np.zeros(0, np.int64)
         tables = np.zeros((0, blocks), np.int32)
         windows = (GroupPlaces(tables, nowhere),) * len(self._pages.window_scratch_rows)
-        return self._arrays(Batch(none, none, np.zeros(1, np.int32), none, tables, nowhere, windows=windows), size)
+        return self._arrays(Batch(none, none, np.zeros(1, np.int32), none, tables, nowhere, further=windows), size)
 
     def _arrays(self, batch: Batch, size: int) -> list[HostArray]:
         """Returns the places of exact tokens before the rest, so that everything but the tables lies where it always

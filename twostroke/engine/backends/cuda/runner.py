@@ -151,7 +151,7 @@ class DeviceRunner:
         rows = np.array(batch.logit_rows, np.int64)
         of_token = np.repeat(np.arange(batch.sequences), np.diff(batch.query_starts))
         exact = self._exact.begin(of_token, batch.block_tables, batch.positions, batch.released)
-        places = [array for own in batch.windows for array in (own.block_tables, own.write_slots)]
+        places = [array for own in batch.further for array in (own.block_tables, own.write_slots)]
         exact_slots, slots, tokens, positions, sample_rows, tables, *others = self._staging.upload(
             [exact, batch.write_slots, batch.tokens, batch.positions, rows, batch.block_tables, *places]
         )
@@ -257,7 +257,7 @@ def _scratch_chunk(count: int, pages: PageTable) -> Batch:
         context_lens=np.array([count], np.int32),
         block_tables=first.block_tables,
         write_slots=first.write_slots,
-        windows=tuple(others),
+        further=tuple(others),
     )
 
 

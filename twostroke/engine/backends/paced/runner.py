@@ -297,7 +297,7 @@ class _WindowPages:
 
     def write(self, batch: Batch, tokens: Hashes) -> Hashes:
         """Writes hashes made of those of the tokens; those of the first token that each one sees."""
-        (places,) = batch.windows
+        (places,) = batch.further
         block = self._slots.shape[1]
         pages, offsets = np.divmod(places.write_slots, block)
         self._slots[pages, offsets] = _mix(tokens)
@@ -308,7 +308,7 @@ class _WindowPages:
 
     def seen(self, batch: Batch, rows: list[int], context_lens: npt.NDArray[np.int32]) -> Hashes:
         """Returns a hash of one block of those that the last of so many tokens of each row sees whole."""
-        (places,) = batch.windows
+        (places,) = batch.further
         block = self._slots.shape[1]
         lengths = context_lens.astype(np.int64)
         first = -(-np.maximum(lengths - self._window, 0) // block)

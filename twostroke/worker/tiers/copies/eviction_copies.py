@@ -21,7 +21,7 @@ import numpy as np
 
 from twostroke.base.ids import BlockHash, PageId, SessionId
 from twostroke.kv_cache.groups.full_group import CachedBlock
-from twostroke.kv_cache.memory import Pages, Window
+from twostroke.kv_cache.memory import PageAccess, Pages
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.transfer.base import digest
 from twostroke.worker.condition import Condition
@@ -225,13 +225,13 @@ class EvictionCopies:
             del self._jobs[session]
 
 
-def _copy(copies: Iterable[_PageCopy], memory: Pages, window: Window) -> list[bytes | None]:
-    """Copies pages on the thread of the window; returns their digests, None for one that was given away meanwhile."""
+def _copy(copies: Iterable[_PageCopy], memory: Pages, access: PageAccess) -> list[bytes | None]:
+    """Copies pages on the thread of the access; returns their digests, None for one that was given away meanwhile."""
     digests: list[bytes | None] = []
     for copy in copies:
         known = None
         if memory.generation(copy.page) == copy.generation:
-            (data,) = next(window.read([[copy.page]]))
+            (data,) = next(access.read([[copy.page]]))
             np.copyto(copy.target.data, np.frombuffer(data, np.uint8))
             known = digest(copy.target.data)
         digests.append(known if memory.generation(copy.page) == copy.generation else None)

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import TypeAlias
 
 from twostroke.base.ids import BlockHash, PageId
-from twostroke.kv_cache.memory import Pages, Window
+from twostroke.kv_cache.memory import PageAccess, Pages
 from twostroke.kv_cache.tier import Tier
 from twostroke.transfer.base import digest
 from twostroke.transfer.copy_threads import CopyThreads
@@ -33,8 +33,8 @@ class Offload:
     ) -> None:
         """`memory` is the pool's; `tiers` are those in use, highest first."""
         self._memory = memory
-        self._window: Window | None = memory.window(1) if tiers else None
-        self._threads: CopyThreads[Window] | None = None
+        self._access: PageAccess | None = memory.access(1) if tiers else None
+        self._threads: CopyThreads[PageAccess] | None = None
         self._tiers = tiers
         self._disk = disk
         self._changes = changes
@@ -88,10 +88,12 @@ class Offload:
         """Copies nothing more on the event loop in this turn of it."""
         self._turn_copies.spend(TURN_BYTES)
 
-    def copy_off_loop(self, copy: Callable[[Window], list[bytes | None]], copied: Future[list[bytes | None]]) -> None:
+    def copy_off_loop(
+        self, copy: Callable[[PageAccess], list[bytes | None]], copied: Future[list[bytes | None]]
+    ) -> None:
         """Runs a copy on a thread, which starts with the first one."""
         if self._threads is None:
-            self._threads = CopyThreads("tier-copies", [self._memory.window(1)])
+            self._threads = CopyThreads("tier-copies", [self._memory.access(1)])
         self._threads.submit(copy, copied)
 
     # End
@@ -104,8 +106,8 @@ class Offload:
         """Ends the thread, after what it does now."""
         if self._threads is not None:
             self._threads.close()
-        if self._window is not None:
-            self._window.close()
+        if self._access is not None:
+            self._access.close()
 
     @property
     def _highest(self) -> LowerTier:
@@ -119,7 +121,7 @@ class Offload:
     def _copy_now(self, page: PageId, target: CopyTarget) -> None:
         """Copies a page of the pool in this turn of the event loop."""
         self._turn_copies.spend(target.data.nbytes)
-        assert self._window is not None, "there is a tier"
-        (data,) = next(self._window.read([[page]]))
+        assert self._access is not None, "there is a tier"
+        (data,) = next(self._access.read([[page]]))
         target.data.data[:] = data
         target.commit(digest(target.data))

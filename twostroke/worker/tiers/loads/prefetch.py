@@ -221,7 +221,7 @@ class Prefetch:
         if not reads:
             return
         loop, thread = asyncio.get_running_loop(), self._tiers.readers(Tier.DISK).thread_for(len(reads))
-        job: ReadJob[Any] = ReadJob(reads, lambda: None, host.window)
+        job: ReadJob[Any] = ReadJob(reads, lambda: None, host.access)
         read = self._read = _HostRead(host, waiting, job, thread, pages)
         thread.pending_pages += len(reads)
         ended: Future[None] = Future()

@@ -62,14 +62,14 @@ class SequenceLoads:
     def begin(self, sequence: KnownSequence, parts: Sequence[Part], behind: Behind) -> list[Part]:
         """Begins to load parts that an admitted sequence lacks; returns the others."""
         self._note_reuse(sequence)
-        missing, windows = blocks_of(parts, GroupKind.FULL), blocks_of(parts, GroupKind.WINDOW)
+        missing, windows = blocks_of(parts, GroupKind.FULL), blocks_of(parts, GroupKind.FURTHER)
         left = reached = missing if self._windows is None else self._windows.reached(sequence, missing)
         for tier in LOWER_TIERS:
             if left and tier in self._tiers.used:
                 left = self._without_loaded(tier, sequence, left, behind)
         if self._windows is not None and windows and (behind.is_expected or len(left) < len(reached) or not reached):
             windows = self._without_loaded_windows(self._windows, sequence, windows, behind)
-        return parts_of([*left, *missing[len(reached) :]], windows)
+        return sorted([*parts_of([*left, *missing[len(reached) :]]), *parts_of(windows, GroupKind.FURTHER)])
 
     def _pays_to_reach(self, tier: Tier, blocks: range, unread: Sequence[BlockHash]) -> bool:
         return self._prices.pays_to_reach(tier, blocks, unread, is_alone=not self._pool.unwritten.blocks)
@@ -93,7 +93,9 @@ class SequenceLoads:
         for tier, reads in windows.reads_of(sequence, left):
             if not behind.is_expected or pays(len(reads) * windows.tiers.readers(tier).page_time.seconds, other_s):
                 loaded = [read.block for read in reads]
-                self._loads.start(GroupKind.WINDOW, tier, reads, Price(self._prices.compute_s(loaded), other_s), behind)
+                self._loads.start(
+                    GroupKind.FURTHER, tier, reads, Price(self._prices.compute_s(loaded), other_s), behind
+                )
                 left = {block: left[block] for block in left if block not in loaded}
         return list(left)
 

@@ -39,12 +39,15 @@ class SharedLoads:
         self._prices = prices
         self._windows = windows
 
-    def share(self, hashes: Sequence[BlockHash], blocks: Sequence[int]) -> dict[int, PageId]:
-        """Claims pages for blocks that another worker asks for, as far as lower tiers hold these, and loads them.
+    def share(self, group: int, hashes: Sequence[BlockHash], blocks: Sequence[int]) -> dict[int, PageId]:
+        """Holds pages of a group for blocks that another worker asks for, as far as lower tiers hold these, and loads
+        them.
 
-        Returns the pages; the caller releases them and then calls `give_up_unwanted`. A page without a writer did not
-        come.
+        For other groups than the first, the caller holds the pages of the blocks in that. It releases the pages
+        (`GroupPool.unshare`) and then calls `give_up_unwanted`. A page without a writer did not come.
         """
+        if group is not GroupKind.FULL:
+            return self._share_parts({block: hashes[block] for block in blocks})
         held = [block for block in blocks if self._tiers.holds(hashes[block])]
         claimed, _ = self._claim(hashes, [block for block in held if self._pool.is_coming(hashes[block])])
         for tier in LOWER_TIERS:
@@ -52,22 +55,6 @@ class SharedLoads:
             if missing and tier in self._tiers.used:
                 claimed |= self._share_from(tier, hashes, missing)
         return claimed
-
-    def share_parts(self, hashes: Mapping[int, BlockHash]) -> dict[int, PageId]:
-        """Holds window parts that another worker asks for and that are coming or lie on tiers; loads these.
-
-        The caller holds the pages of the blocks. It releases the parts (`WindowGroup.unshare`), and then calls
-        `give_up_unwanted`. A part without a writer did not come.
-        """
-        if self._windows is None:
-            return {}
-        held = self._windows.share(hashes)
-        for tier in LOWER_TIERS:
-            slots = self._windows.unwritten(held)
-            reads = self._windows.reads(tier, {block: hashes[block] for block in slots}, slots)
-            compute_s = self._prices.compute_s(slots)
-            self._loads.start(GroupKind.WINDOW, tier, reads, Price(compute_s, compute_s), None)
-        return held
 
     def fetch(self, hashes: Sequence[BlockHash], blocks: Sequence[int]) -> dict[int, PageId]:
         """Claims pages for blocks that the disk alone holds, and loads them; the caller releases them."""
@@ -80,6 +67,18 @@ class SharedLoads:
     def give_up_unwanted(self) -> None:
         """Gives up the loads of whose pages nobody holds any."""
         self._loads.give_up_unwanted()
+
+    def _share_parts(self, hashes: Mapping[int, BlockHash]) -> dict[int, PageId]:
+        """Holds window parts that are coming or lie on tiers; loads these."""
+        if self._windows is None:
+            return {}
+        held = self._windows.share(hashes)
+        for tier in LOWER_TIERS:
+            slots = self._windows.unwritten(held)
+            reads = self._windows.reads(tier, {block: hashes[block] for block in slots}, slots)
+            compute_s = self._prices.compute_s(slots)
+            self._loads.start(GroupKind.FURTHER, tier, reads, Price(compute_s, compute_s), None)
+        return held
 
     def _share_from(self, tier: Tier, hashes: Sequence[BlockHash], missing: Sequence[int]) -> dict[int, PageId]:
         """Claims and loads what this tier holds, as far as there is room and it pays; returns the pages."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from twostroke.base.ids import SessionId
 from twostroke.kv_cache.parts import GroupKind
 from twostroke.kv_cache.pool import BlockPool
+from twostroke.kv_cache.windows.window_group import window_group_of
 from twostroke.scheduler.cost import Queued
 from twostroke.worker.tiers.loads.prices import LoadPrices
 from twostroke.worker.tiers.loads.running import RunningLoads
@@ -38,9 +39,10 @@ class TierLoads:
         """
         windows: WindowLoads | None = None
         groups = {GroupKind.FULL: tiers}
-        if window_tiers is not None and pool.windows is not None:
-            windows = WindowLoads(tiers, window_tiers, pool, pool.windows)
-            groups[GroupKind.WINDOW] = window_tiers
+        group = window_group_of(pool)
+        if window_tiers is not None and group is not None:
+            windows = WindowLoads(tiers, window_tiers, pool, group)
+            groups[GroupKind.FURTHER] = window_tiers
         self.prices = LoadPrices(tiers, block_size, compute_s, clock)
         self.running = RunningLoads(groups, pool, self.prices, new_session=new_session, wake=wake, clock=clock)
         self.for_sequences = SequenceLoads(tiers, pool, self.running, self.prices, windows)

@@ -15,6 +15,7 @@ from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.windows.shape import deepest
 from twostroke.kv_cache.windows.window_group import WindowGroup
 from twostroke.scheduler.sequence import Sequence as KnownSequence
+from twostroke.scheduler.windows.held import held_by, held_of
 from twostroke.worker.tiers.loads.running import reads_from
 from twostroke.worker.tiers.page_tiers import PageTiers
 from twostroke.worker.tiers.reader import PageRead
@@ -58,16 +59,18 @@ class WindowLoads:
 
     def note_reuse(self, sequence: KnownSequence) -> None:
         """Tells the tiers from which window parts the sequence goes on."""
-        if sequence.windows is None:
+        held = held_by(sequence)
+        if held is None:
             return
         for block in self._windows.shape.tail(sequence.hit_blocks):
-            slot = sequence.windows.slots.get(block)
+            slot = held.slots.get(block)
             if slot is not None and self._windows.is_filled(slot):
                 self.tiers.offload.reused(slot, sequence.block_hashes[block], sequence.parent_of(block))
 
     def reached(self, sequence: KnownSequence, blocks: Sequence[int]) -> list[int]:
         """Returns those of the blocks that a sequence passes over where a load or a pull brings them."""
-        depth = 0 if sequence.windows is None else sequence.windows.pulled_depth
+        held = held_by(sequence)
+        depth = 0 if held is None else held.pulled_depth
         return [block for block in blocks if block < depth]
 
     def reads(self, tier: Tier, hashes: Mapping[int, BlockHash], slots: Mapping[int, PageId]) -> list[PageRead[Any]]:
@@ -78,10 +81,9 @@ class WindowLoads:
         self, sequence: KnownSequence, hashes: Mapping[int, BlockHash]
     ) -> Iterator[tuple[Tier, list[PageRead[Any]]]]:
         """Yields the reads of window parts for which a sequence waits, from the highest tier that holds each."""
-        assert sequence.windows is not None, "it runs"
         left = dict(hashes)
         for tier in LOWER_TIERS:
-            reads = self.reads(tier, left, sequence.windows.slots)
+            reads = self.reads(tier, left, held_of(sequence).slots)
             if reads:
                 yield tier, reads
             for read in reads:
@@ -89,7 +91,8 @@ class WindowLoads:
 
     def spared_blocks(self, sequence: KnownSequence) -> range:
         """Returns the blocks that a sequence does not compute where all comes that it waits for."""
-        depth = 0 if sequence.windows is None else sequence.windows.pulled_depth
+        held = held_by(sequence)
+        depth = 0 if held is None else held.pulled_depth
         return range(sequence.hit_blocks, depth)
 
     def share(self, hashes: Mapping[int, BlockHash]) -> dict[int, PageId]:

@@ -18,11 +18,12 @@ from collections.abc import Callable
 from collections.abc import Sequence as ListOf
 
 from twostroke.base.ids import BlockHash, PageId, SessionId
-from twostroke.kv_cache.parts import Part, parts_of
+from twostroke.kv_cache.parts import GroupKind, Part, parts_of
 from twostroke.kv_cache.pool import BlockPool, Claim
 from twostroke.kv_cache.windows.window_group import WindowGroup
 from twostroke.scheduler.progress import PageProgress
-from twostroke.scheduler.sequence import HeldWindows, Sequence
+from twostroke.scheduler.sequence import Sequence
+from twostroke.scheduler.windows.held import HeldWindows, held_by, held_of
 
 
 class WindowProgress:
@@ -54,7 +55,7 @@ class WindowProgress:
         most = self._most_parts(sequence, depth)
         held = {block: self._windows.hold(hashes[block]) for block in self._windows.shape.tail(depth)}
         promised = self._promised_blocks(sequence)
-        sequence.windows = HeldWindows(held, most, promised, pulled_depth=self._pulled_depth(sequence, depth))
+        sequence.further = HeldWindows(held, most, promised, pulled_depth=self._pulled_depth(sequence, depth))
         self._windows.commit(most)
         for block in range(promised, len(sequence.pages)):
             slot = self._windows.take_private()
@@ -63,10 +64,10 @@ class WindowProgress:
         self._leave_promise(sequence)
         if not sequence.preemptions:
             self._count_blocks_to_compute(sequence, claim)
-        return parts_of(claim.missing, self._take_tail(sequence))
+        return sorted([*parts_of(claim.missing), *parts_of(self._take_tail(sequence), GroupKind.FURTHER)])
 
     def catch_up(self, sequence: Sequence) -> None:
-        held, size, count = _held(sequence), self._block_size, len(sequence.block_hashes)
+        held, size, count = held_of(sequence), self._block_size, len(sequence.block_hashes)
         pages, full = sequence.pages, max(held.full_blocks, sequence.computed // size)
         while full < count and self._pool.is_filled(pages[full]):
             full += 1
@@ -81,7 +82,7 @@ class WindowProgress:
             self._passed(sequence, reached)
 
     def runnable_end(self, sequence: Sequence, end: int) -> int:
-        held, size, count = _held(sequence), self._block_size, len(sequence.block_hashes)
+        held, size, count = held_of(sequence), self._block_size, len(sequence.block_hashes)
         first, room = sequence.computed // size, None if held.most is None else held.most - len(held.slots)
         if first < count and self._is_coming(sequence):
             return first * size
@@ -95,7 +96,7 @@ class WindowProgress:
         return end
 
     def take(self, sequence: Sequence, start: int, end: int) -> int:
-        held, size = _held(sequence), self._block_size
+        held, size = held_of(sequence), self._block_size
         for block in range(start // size, -(-end // size)):
             if block not in held.slots:
                 slot = self._take_slot(sequence, block)
@@ -106,7 +107,7 @@ class WindowProgress:
 
     def begin_writing(self, sequence: Sequence, start: int, end: int) -> None:
         self._whole.begin_writing(sequence, start, end)
-        held, size = _held(sequence), self._block_size
+        held, size = held_of(sequence), self._block_size
         for block in range(start // size, -(-end // size)):
             slot = held.slots[block]
             if self._windows.is_filled(slot):
@@ -116,7 +117,7 @@ class WindowProgress:
 
     def make_readable(self, sequence: Sequence, end: int) -> None:
         self._whole.make_readable(sequence, end)
-        held, size = _held(sequence), self._block_size
+        held, size = held_of(sequence), self._block_size
         for block in range(sequence.computed // size, end // size):
             slot, block_hash = held.slots[block], sequence.block_hashes[block]
             if self._windows.is_arriving(slot):
@@ -129,7 +130,7 @@ class WindowProgress:
         self._passed(sequence, end // size)
 
     def grow(self, sequence: Sequence) -> bool:
-        held = _held(sequence)
+        held = held_of(sequence)
         if not self._windows.has_room(1) or not self._whole.grow(sequence):
             return False
         slot = self._windows.take_private()
@@ -143,17 +144,17 @@ class WindowProgress:
         return True
 
     def again_tokens(self, sequence: Sequence) -> int:
-        held = _held(sequence)
+        held = held_of(sequence)
         if self._is_coming(sequence):
             return 0
         return max(0, held.full_blocks * self._block_size - sequence.computed)
 
     def pull_to(self, sequence: Sequence, depth: int) -> list[Part]:
         pages = self._whole.pull_to(sequence, depth)
-        return sorted([*pages, *parts_of((), self._windows_to(sequence, depth))])
+        return sorted([*pages, *parts_of(self._windows_to(sequence, depth), GroupKind.FURTHER)])
 
     def release(self, sequence: Sequence) -> None:
-        held, sequence.windows = sequence.windows, None
+        held, sequence.further = held_by(sequence), None
         if held is not None:
             self._let_go(sequence, [held.slots[block] for block in sorted(held.slots)])
             self._windows.commit(-held.committed)
@@ -163,7 +164,7 @@ class WindowProgress:
 
     def _windows_to(self, sequence: Sequence, depth: int) -> list[int]:
         """Prepares for a pull that ends after `depth` blocks; returns the blocks whose window parts it is to bring."""
-        held, shape, size = sequence.windows, self._windows.shape, self._block_size
+        held, shape, size = held_by(sequence), self._windows.shape, self._block_size
         tail = shape.tail(min(depth, len(sequence.block_hashes)))
         if held is None or held.most is None or tail.stop * size <= sequence.computed:
             return []
@@ -183,7 +184,7 @@ class WindowProgress:
         Others compute those that are arriving. Of those that are here it may pass over some: no sequence relies on
         that.
         """
-        first, missing = max(claim.hits, _held(sequence).pulled_depth), set(claim.missing)
+        first, missing = max(claim.hits, held_of(sequence).pulled_depth), set(claim.missing)
         sequence.computed_blocks.update(
             block
             for block in range(first, sequence.prompt_tokens // self._block_size)
@@ -207,7 +208,7 @@ class WindowProgress:
     def _take_slot(self, sequence: Sequence, block: int) -> PageId | None:
         if block < len(sequence.block_hashes):
             return self._windows.take(sequence.block_hashes[block])
-        assert block < _held(sequence).promised, "other private blocks have their slots from the beginning"
+        assert block < held_of(sequence).promised, "other private blocks have their slots from the beginning"
         return self._windows.take_private()
 
     def _most_parts(self, sequence: Sequence, depth: int) -> int:
@@ -218,7 +219,7 @@ class WindowProgress:
 
     def _take_tail(self, sequence: Sequence) -> list[int]:
         """Holds the window parts at the end of a pull or load; returns the blocks with parts that are to be brought."""
-        held, missing = _held(sequence), list[int]()
+        held, missing = held_of(sequence), list[int]()
         for block in self._windows.shape.tail(held.pulled_depth):
             if block in held.slots:
                 continue
@@ -235,7 +236,7 @@ class WindowProgress:
 
     def _hold_filled(self, sequence: Sequence, block: int) -> bool:
         """Holds the window part of a block if it is filled; returns False if it is not."""
-        held = _held(sequence)
+        held = held_of(sequence)
         slot = held.slots.get(block)
         if slot is not None:
             return self._windows.is_filled(slot)
@@ -247,7 +248,7 @@ class WindowProgress:
     def _is_coming(self, sequence: Sequence) -> bool:
         """Tells whether others write all that a pulled sequence lacks, as far as it is known without looking at
         each."""
-        held, depth = _held(sequence), _held(sequence).pulled_depth
+        held, depth = held_of(sequence), held_of(sequence).pulled_depth
         if sequence.computed >= depth * self._block_size:
             return False
         page = sequence.pages[min(held.full_blocks, depth - 1)]
@@ -281,7 +282,7 @@ class WindowProgress:
 
     def _passed(self, sequence: Sequence, depth: int) -> None:
         """Releases the window parts that no token after the first `depth` blocks sees."""
-        held, shape = _held(sequence), self._windows.shape
+        held, shape = held_of(sequence), self._windows.shape
         tail = shape.tail(depth)
         passed = sorted(block for block in held.slots if block < tail.start)
         ends = [shape.tail(end) for end in (sequence.prompt_tokens // self._block_size, sequence.hit_blocks)]
@@ -301,13 +302,8 @@ class WindowProgress:
 
     def _leave_promise(self, sequence: Sequence, depth: int | None = None) -> None:
         """Gives back slots that were spoken for and are not held, once all promised blocks are computed."""
-        held = _held(sequence)
+        held = held_of(sequence)
         reached = sequence.computed // self._block_size if depth is None else depth
         if held.most is not None and reached >= held.promised:
             self._windows.commit(len(held.slots) - held.most)
             held.most = None
-
-
-def _held(sequence: Sequence) -> HeldWindows:
-    assert sequence.windows is not None, "it holds its window parts while it runs"
-    return sequence.windows
