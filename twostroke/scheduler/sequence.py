@@ -27,6 +27,10 @@ class FurtherPages(Protocol):
     def slots(self) -> Mapping[int, PageId]:
         """Its pages by their blocks."""
 
+    @property
+    def pulled_depth(self) -> int:
+        """Leading blocks that a pull or a load is to bring. Computing starts after them."""
+
 
 class Constraint:
     """The influence of one feature on the steps of a sequence. A method does nothing unless a feature overrides it."""

@@ -147,10 +147,9 @@ class WorkerHost:
 
     def _tier_loads(self) -> TierLoads:
         return TierLoads(
-            self.tiers,
+            self.group_tiers.groups,
             self.pool,
             self.facts.block_size,
-            window_tiers=self.group_tiers.windows,
             new_session=self.new_session,
             compute_s=self.steps.compute_s,
             wake=self.loop.wake,

@@ -46,14 +46,15 @@ def open_tiers(config: WorkerConfig, facts: LoadedModel, pool_memory: Pages) -> 
 
     Raises ConfigError for what cannot be; a disk in trouble is left out, with a warning.
     """
-    full = _open_group(GroupKind.FULL, config, facts, pool_memory)
-    if not facts.windows:
-        return GroupTiers(full)
+    opened: list[PageTiers] = []
     try:
-        return GroupTiers(full, _open_group(GroupKind.FURTHER, config, facts, pool_memory))
+        for number in range(len(facts.layout.regions)):
+            opened.append(_open_group(GroupKind(number), config, facts, pool_memory))
     except BaseException:
-        full.close_now()
+        for tiers in opened:
+            tiers.close_now()
         raise
+    return GroupTiers(tuple(opened))
 
 
 def _open_group(group: GroupKind, config: WorkerConfig, facts: LoadedModel, pool_memory: Pages) -> PageTiers:

@@ -261,6 +261,10 @@ class TierReaders(Generic[Place]):
         """Returns the thread that is to read a job of so many pages, if it comes now."""
         return self.threads[thread_for(self.page_time, self._queues(), pages)]
 
+    def read_s(self, pages: int) -> float:
+        """Predicts how long so many pages take where nothing else is read."""
+        return pages * self.page_time.seconds
+
     def load_s(self, pages: int) -> float:
         """Predicts how long a job of so many pages takes if it comes now, with those that wait before it."""
         queues = self._queues()

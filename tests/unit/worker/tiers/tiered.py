@@ -68,7 +68,7 @@ async def tiered(
 
 def predict(running: Running, compute_s: float) -> None:
     """Lets a worker predict this time for computing any blocks."""
-    for each in (running.host.loads.prices, running.host.prefetch):
+    for each in (*running.host.loads.prices, running.host.prefetch):
         each._compute_s = lambda queued: compute_s
 
 

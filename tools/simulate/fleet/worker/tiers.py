@@ -133,7 +133,7 @@ class SimulatedTiers(PageTiers):
         """Returns the live loads over these tiers."""
         host = self._worker
         return TierLoads(
-            self,
+            (self,),
             host.pool,
             host.shape.block_size,
             new_session=host.new_session,

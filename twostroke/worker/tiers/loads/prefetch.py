@@ -161,7 +161,7 @@ class Prefetch:
         """Tells whether reading these blocks from disk takes less time than computing them."""
         if not blocks:
             return False
-        read_s = len(blocks) * self._tiers.readers(Tier.DISK).page_time.seconds
+        read_s = self._tiers.readers(Tier.DISK).read_s(len(blocks))
         return pays(read_s, self._compute_s(queued_blocks(blocks, self._block_size)))
 
     def _forget(self, waiting: _Waiting) -> None:

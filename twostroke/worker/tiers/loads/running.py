@@ -63,7 +63,7 @@ class RunningLoads:
 
     def __init__(
         self,
-        tiers: Mapping[GroupKind, PageTiers],
+        tiers: Sequence[PageTiers],
         pool: BlockPool,
         prices: LoadPrices,
         *,
@@ -71,7 +71,7 @@ class RunningLoads:
         wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
-        """`wake` is called as pages arrive."""
+        """`tiers` are those of each group; `wake` is called as pages arrive."""
         self._tiers = tiers
         self._pool = pool
         self._prices = prices
@@ -79,8 +79,8 @@ class RunningLoads:
         self._wake = wake
         self._clock = clock
         self._open: set[_Load] = set()
-        for group, each in tiers.items():
-            each.when_turned_off(functools.partial(self._give_up_tier, group))
+        for number, each in enumerate(tiers):
+            each.when_turned_off(functools.partial(self._give_up_tier, GroupKind(number)))
 
     @property
     def open(self) -> int:

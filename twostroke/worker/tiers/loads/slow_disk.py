@@ -32,11 +32,7 @@ class SlowDisk:
         `compute_s` is the predicted time of computing them.
         """
         now_s, readers = self._clock(), self._tiers.readers(Tier.DISK)
-        if (
-            pays(pages * readers.page_time.seconds, compute_s)
-            or self._next_probe_s is None
-            or now_s < self._next_probe_s
-        ):
+        if pays(readers.read_s(pages), compute_s) or self._next_probe_s is None or now_s < self._next_probe_s:
             return
         self._next_probe_s = None
         loop, took = asyncio.get_running_loop(), Future[ReadTimes]()
