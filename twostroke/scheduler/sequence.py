@@ -108,8 +108,8 @@ class Sequence:
     pulled_blocks: int = 0
     """Leading blocks that are to come from another worker."""
     loaded_blocks: int = 0
-    """Number of leading blocks after which it can continue once lower tiers have brought what they hold; 0 where they
-    bring nothing, and where there is one page group."""
+    """Number of leading blocks after which it can continue once suppliers here have brought theirs; 0 where they bring
+    nothing, and where there is one page group."""
     pending_tokens: int = 0
     """Last tokens of `known` that will probably be computed here, while it waits."""
     passes: int = 0

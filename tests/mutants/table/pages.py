@@ -279,7 +279,7 @@ MUTANTS: Final = (
     Mutant(
         name="cap-of-a-tenants-hints",
         claim="the hints of one tenant keep no more than its share",
-        file="twostroke/kv_cache/pins.py",
+        file="twostroke/kv_cache/pins/pin_table.py",
         old="if len(hinted) + new > self.limits.tenant:",
         new="if new > self.limits.tenant:",
         test="tests/unit/kv_cache/test_pins.py::test_the_hints_of_one_tenant_keep_no_more_blocks_together_than_its_share",
@@ -287,7 +287,7 @@ MUTANTS: Final = (
     Mutant(
         name="pins-leave-no-room",
         claim="pins leave room for the longest request",
-        file="twostroke/kv_cache/pins.py",
+        file="twostroke/kv_cache/pins/pin_table.py",
         old="return max(0, min(self.share, self.total - self.longest_request))",
         new="return self.share",
         test="tests/unit/kv_cache/test_pins.py::test_the_cap_is_the_share_or_what_the_longest_request_leaves",
@@ -295,7 +295,7 @@ MUTANTS: Final = (
     Mutant(
         name="pins-never-end",
         claim="a pin ends when its time is over",
-        file="twostroke/kv_cache/pins.py",
+        file="twostroke/kv_cache/pins/pin_table.py",
         old="return self.expires_s is not None and self.expires_s <= now_s",
         new="return False",
         test="tests/unit/kv_cache/test_pins.py::TestPinHistory::runTest",

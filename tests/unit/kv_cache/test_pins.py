@@ -13,7 +13,7 @@ from twostroke.base.errors import PinRefused
 from twostroke.base.ids import BlockHash, PageId, PinId
 from twostroke.kv_cache import pins
 from twostroke.kv_cache.block import block_hashes_of, root_hash
-from twostroke.kv_cache.pins import Pin, PinLimits, PinTable, pin_id_of
+from twostroke.kv_cache.pins.pin_table import Pin, PinLimits, PinTable, pin_id_of
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.windows.shape import WindowShape
 from twostroke.kv_cache.windows.window_group import window_group

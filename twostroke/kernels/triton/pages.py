@@ -1,6 +1,6 @@
 """Whole pages to and from a contiguous buffer: what staging for a transport needs. One launch for any number of pages.
 
-The buffer lies on the device, or in pinned host memory, which the device then reads or writes across the bus.
+The buffer lies on the device, or in page-locked host memory, which the device then reads or writes across the bus.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _launch(pool: torch.Tensor, pages: torch.Tensor, buffer: torch.Tensor, *, ga
     assert pages.dtype == torch.int64, f"pages must be int64, got {pages.dtype}"
     assert pages.is_contiguous(), "pages must be contiguous"
     assert pages.device == pool.device, f"pages must lie on {pool.device}, got {pages.device}"
-    assert buffer.device == pool.device or buffer.is_pinned(), "a buffer on the host must be pinned"
+    assert buffer.device == pool.device or buffer.is_pinned(), "a buffer on the host must be page-locked"
     assert pool[:1].is_contiguous(), "a page must be contiguous"
     if not len(pages):
         return

@@ -9,8 +9,8 @@ A status byte of 0 means that every page sent so far kept its generation while i
 of the next batch have their generations. A 1 ends the answer and a frame [reason] follows. Any other error is a closed
 connection. The copy thread is the only writer of local pages, so a pull that has ended is fenced.
 
-Pages of a device go through pinned buffers on both sides. A batch is copied while the batch before it is sent, or the
-batch after it is received.
+Pages of a device go through page-locked buffers on both sides. A batch is copied while the batch before it is sent, or
+the batch after it is received.
 """
 
 from __future__ import annotations
