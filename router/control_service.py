@@ -62,8 +62,8 @@ class RouterControlService(control_pb2_grpc.ControlServicer):
             kv_converted_from=facts.kv_form.converted_from or "",
             block_size=facts.block_size,
             page_bytes=facts.page_bytes,
-            window_blocks=facts.window_blocks,
-            window_bytes=facts.window_bytes,
+            tail_blocks=facts.tail_blocks,
+            further_page_bytes=facts.further_page_bytes,
             pool_pages=facts.pool_pages,
         )
 

@@ -13,11 +13,15 @@ a turn costs none. A slower processor takes more of them for everything, so they
 never changes takes there, many times within the run (`tests/processor_time.py`). What remains, such as threads that
 wait by spinning, polls of a test that waits longer and caches shared with neighbours, is far less than
 that. A folder that grows slowly is seen in the file's diff, where the run is written, and in the budget of the whole.
+
+The table also has the files that take longest by the clock, waits included. The gate begins with them, so that no
+process of pytest still has a long file to do when the other one has none (`tests/conftest.py`).
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import statistics
 import sys
@@ -33,10 +37,14 @@ LEAST_BUDGET_S = 30.0
 FOLDER_FACTOR = 4.0
 WHOLE_FACTOR = 2.0
 WHOLE = "the whole gate"
+CLUSTERS = "tests/cluster/"
+LONG_S = 5.0
+"""Files that take less are begun last, in whatever order."""
 
 HEADER = """\
 # What each folder of tests takes of the processor, and the most that it may, in seconds of a processor that takes
-# `loop_s` for the loop of tests/processor_time.py. Written by `python -m tests.durations --write FILE`.
+# `loop_s` for the loop of tests/processor_time.py. Then the files that take longest, in seconds of the clock.
+# Written by `python -m tests.durations --write FILE`.
 """
 
 
@@ -45,6 +53,8 @@ class Run(NamedTuple):
     """What the loop took within it, at the median."""
     folders: dict[str, float]
     """The seconds on the processor of each folder."""
+    files: dict[str, float]
+    """The seconds by the clock of each file, waits included."""
 
 
 class Row(NamedTuple):
@@ -55,38 +65,56 @@ class Row(NamedTuple):
 class Table(NamedTuple):
     loop_s: float
     rows: dict[str, Row]
+    longest: dict[str, float]
+    """The seconds by the clock of files that take long."""
 
 
 def read_run(*junits: str) -> Run:
     """Raises ValueError where the run has noted no times."""
     loops: list[float] = []
     folders: dict[str, float] = defaultdict(float)
+    files: dict[str, float] = {}
     for case in (case for junit in junits for case in ElementTree.fromstring(junit).iter("testcase")):
         noted = {each.get("name"): each.get("value", "") for each in case.iter("property")}
         if "processor_s" in noted:
             loops.append(float(noted["loop_s"]))
             folders[noted["file"].rpartition("/")[0]] += float(noted["processor_s"])
+            files[noted["file"]] = float(noted["clock_s"])
     if not loops:
         raise ValueError("no test of this run has noted what it took")
-    return Run(statistics.median(loops), dict(folders))
+    return Run(statistics.median(loops), dict(folders), files)
 
 
 def table_of(run: Run) -> Table:
     rows = {folder: Row(round(taken_s, 1), _budget(taken_s)) for folder, taken_s in sorted(run.folders.items())}
     taken_s = sum(run.folders.values())
-    return Table(run.loop_s, {WHOLE: Row(round(taken_s, 1), math.ceil(taken_s * WHOLE_FACTOR)), **rows})
+    longest = {file: round(clock_s, 1) for file, clock_s in sorted(run.files.items()) if clock_s >= LONG_S}
+    return Table(run.loop_s, {WHOLE: Row(round(taken_s, 1), math.ceil(taken_s * WHOLE_FACTOR)), **rows}, longest)
 
 
 def written(table: Table) -> str:
     rows = [
         f'"{name}" = {{ seconds = {row.seconds}, budget = {row.budget:.0f} }}\n' for name, row in table.rows.items()
     ]
-    return f"{HEADER}loop_s = {table.loop_s:.5f}\n\n[folders]\n{''.join(rows)}"
+    longest = [f'"{file}" = {clock_s}\n' for file, clock_s in table.longest.items()]
+    return f"{HEADER}loop_s = {table.loop_s:.5f}\n\n[folders]\n{''.join(rows)}\n[longest]\n{''.join(longest)}"
 
 
 def read_table(text: str) -> Table:
     held = tomllib.loads(text)
-    return Table(held["loop_s"], {name: Row(row["seconds"], row["budget"]) for name, row in held["folders"].items()})
+    rows = {name: Row(row["seconds"], row["budget"]) for name, row in held["folders"].items()}
+    return Table(held["loop_s"], rows, held["longest"])
+
+
+def places(table: Table) -> dict[str, int]:
+    """Returns the place of each long file in the gate, the longest one first.
+
+    Every other one is of a cluster as long as there are: its waits leave the processors to the one beside it.
+    """
+    longest = sorted(table.longest, key=lambda file: -table.longest[file])
+    ways = [[file for file in longest if file.startswith(CLUSTERS) is is_cluster] for is_cluster in (True, False)]
+    mixed = [file for pair in itertools.zip_longest(*ways) for file in pair if file is not None]
+    return {file: place for place, file in enumerate(mixed)}
 
 
 def exceeded(run: Run, table: Table) -> list[str]:

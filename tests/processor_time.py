@@ -1,9 +1,10 @@
 """What each file of tests takes of the processor, noted in the results that pytest writes with `--junitxml`.
 
-The last test of each file has three properties: `file`, `processor_s` and `loop_s`. `processor_s` is the time on the
-processor of this process of pytest and of every process below it, ended ones included, since the last test of the file
-before. `loop_s` is what a loop that never changes takes of the processor at that moment; `tests.durations` divides by
-it. What a process takes after its parent has ended, as Ray's own processes may, is not counted.
+The last test of each file has four properties: `file`, `processor_s`, `clock_s` and `loop_s`. `processor_s` is the
+time on the processor of this process of pytest and of every process below it, ended ones included, since the last test
+of the file before. `clock_s` is the time by the clock since the file's first test began. `loop_s` is what a loop that
+never changes takes of the processor at that moment; `tests.durations` divides by it. What a process takes after its
+parent has ended, as Ray's own processes may, is not counted.
 """
 
 from __future__ import annotations
@@ -34,22 +35,29 @@ class FileTimes:
 
     def __init__(self) -> None:
         self._meter: Meter | None = None
+        self._begun_s: float | None = None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
         if self._meter is None:
             self._meter = Meter()
+        if self._begun_s is None:
+            self._begun_s = time.monotonic()
         yield
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
         yield
-        if self._meter is not None and (nextitem is None or nextitem.path != item.path):
+        if self._meter is None or self._begun_s is None:
+            return
+        if nextitem is None or nextitem.path != item.path:
             item.user_properties += [
                 ("file", item.nodeid.partition("::")[0]),
                 ("processor_s", f"{self._meter.since_last_s():.2f}"),
+                ("clock_s", f"{time.monotonic() - self._begun_s:.2f}"),
                 ("loop_s", f"{loop_s():.5f}"),
             ]
+            self._begun_s = None
 
 
 def loop_s() -> float:

@@ -152,7 +152,7 @@ class Planner:
         if self._needs and seen.at_s - self._needs[-1].at_s > SILENCE_S:
             self._needs.clear()  # the time between is not known
         self._arrivals.append((seen.at_s, seen.arrived))
-        while len(self._arrivals) > 2 and self._arrivals[1][0] <= seen.at_s - self._config.window_s:
+        while len(self._arrivals) > 2 and self._arrivals[1][0] <= seen.at_s - self._config.average_s:
             self._arrivals.popleft()
         for role, (serving, desired) in enumerate(zip(seen.serving.pair, seen.desired.pair, strict=True)):
             if serving >= desired:
@@ -163,7 +163,7 @@ class Planner:
     def _rate(self) -> float | None:
         (first_s, first), (last_s, last) = self._arrivals[0], self._arrivals[-1]
         span_s = last_s - first_s
-        return (last - first) / span_s if span_s >= self._config.window_s / 2 else None
+        return (last - first) / span_s if span_s >= self._config.average_s / 2 else None
 
     def _needs_of(self, load: ExpectedLoad, capacity: MeasuredCapacity, seen: FleetObservation) -> WorkerNeeds:
         spare = replace(load, requests_per_s=load.requests_per_s * SPARE)

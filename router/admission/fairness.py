@@ -1,4 +1,4 @@
-"""How evenly tenants are served: Jain's index over a sliding window. Pure."""
+"""How evenly tenants are served: Jain's index over the last minute. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-WINDOW_S = 60.0
+PERIOD_S = 60.0
 """Long enough for every tenant that is active to have asked for something."""
 BUCKETS = 12
-"""Parts of a window: what is older falls out in steps of five seconds."""
+"""Buckets of a period: what is older falls out in steps of five seconds."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Fairness:
         self._bucket(now_s).refused_s[tenant] += seconds
 
     def index(self, queued_s: Mapping[str, float], now_s: float) -> float:
-        """Returns Jain's index of the share that each tenant got of what it asked for in the window and waits for
+        """Returns Jain's index of the share that each tenant got of what it asked for in the period and waits for
         now."""
         self._bucket(now_s)
         served_s: defaultdict[str, float] = defaultdict(float)
@@ -46,7 +46,7 @@ class Fairness:
         return jain_index([served_s[tenant] / wanted for tenant, wanted in wanted_s.items() if wanted > 0])
 
     def _bucket(self, now_s: float) -> _Bucket:
-        number = int(now_s * BUCKETS / WINDOW_S)
+        number = int(now_s * BUCKETS / PERIOD_S)
         while self._buckets and self._buckets[0].number <= number - BUCKETS:
             self._buckets.popleft()
         if not self._buckets or self._buckets[-1].number != number:

@@ -140,7 +140,7 @@ class FleetLook:
             "step_s": load.seconds_per_step,
             "busy": self._busy(worker),
             "pages": {state: getattr(load, f"pages_{state}") for state in PAGE_STATES},
-            "window_pages": _window_pages(load),
+            "further_pages": _further_pages(load),
             "form": "" if server is None else server.kv_form,
             "page_bytes": worker.page_bytes,
             "tiers": _tier_sums([load]),
@@ -171,10 +171,10 @@ def _natural(name: str) -> tuple[str, int, str]:
     return head, int(tail) if tail.isdecimal() else 0, name
 
 
-def _window_pages(load: Load) -> dict[str, int] | None:
-    if not load.HasField("windows"):
+def _further_pages(load: Load) -> dict[str, int] | None:
+    if not load.HasField("further"):
         return None
-    return {state: getattr(load.windows, state) for state in PAGE_STATES}
+    return {state: getattr(load.further, state) for state in PAGE_STATES}
 
 
 def _tier_sums(loads: Iterable[Load]) -> list[dict[str, Any]]:

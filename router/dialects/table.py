@@ -45,7 +45,7 @@ class Dialect:
     takes_bytes: bool = False
     """Bytes may follow the JSON of a body; `parse` gets them in `BYTES_FIELD`."""
     clamps_length: bool = False
-    """Clients ask for more tokens than a context window holds, and expect as many as fit."""
+    """Clients ask for more tokens than a context holds, and expect as many as fit."""
 
 
 def _kserve(

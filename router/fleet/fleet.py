@@ -342,8 +342,8 @@ class Fleet:
             dtype=model.dtype,
             kv_form=form_of(model),
             fingerprint=self.fingerprint,
-            window_blocks=model.window_blocks,
-            window_bytes=model.window_bytes,
+            tail_blocks=model.tail_blocks,
+            further_page_bytes=model.further_page_bytes,
         )
 
 

@@ -24,10 +24,10 @@ class ServingFacts:
     kv_form: KvForm
     """The form of their pages."""
     fingerprint: str
-    window_blocks: int = 0
-    """Last blocks of a prefix whose window parts are needed to go on; 0 where no layer keeps its parts apart."""
-    window_bytes: int = 0
-    """Bytes of the window part of one block."""
+    tail_blocks: int = 0
+    """Last blocks of a prefix whose pages in the further group are needed to go on; 0 where there is one group."""
+    further_page_bytes: int = 0
+    """Bytes of a page in the further group."""
 
     @property
     def context_tokens(self) -> int:

@@ -25,8 +25,8 @@ from twostroke.scheduler.cost import StepCost, StreamStep
 
 UNKNOWN_FORM = KvForm("")
 """The form of a worker that has not introduced itself."""
-UTILISATION_WINDOW_S = 60.0
-"""Window over which utilisation is averaged: bursts of seconds are queues, not utilisation."""
+UTILISATION_AVERAGE_S = 60.0
+"""Time over which utilisation is averaged: bursts of seconds are queues, not utilisation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +161,9 @@ class Worker:
 
     def _note_busy(self, busy_s: float, elapsed_s: float) -> None:
         """Adds to an exponential average. A step is reported when it has ended, so only sums of reports are exact."""
-        passed = max(elapsed_s, 0.0) / UTILISATION_WINDOW_S
+        passed = max(elapsed_s, 0.0) / UTILISATION_AVERAGE_S
         weight = -math.expm1(-passed) / passed if passed else 1.0
-        self._busy_share = self._busy_share * math.exp(-passed) + weight * busy_s / UTILISATION_WINDOW_S
+        self._busy_share = self._busy_share * math.exp(-passed) + weight * busy_s / UTILISATION_AVERAGE_S
 
 
 def step_cost(load: Load) -> StepCost:

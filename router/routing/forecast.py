@@ -119,7 +119,7 @@ class Forecaster:
             computed_tokens=computing.computed_tokens,
             fetched_blocks=computing.fetched_blocks,
             pulled_blocks=self._pulled_blocks(decode, own) if source is not None else 0,
-            end_part_pages=self._snapshot.end_part_pages,
+            end_pages=self._snapshot.end_pages,
             load_s=(source or decode).load_s(computing.loaded_blocks),
             peer_load_s=computing.peer_load_s,
             decode_load_s=decode.load_s(own),
@@ -208,7 +208,7 @@ class Forecaster:
     def _fetch_s(self, worker: WorkerView, peer: PrefixHolder, blocks: int) -> float:
         link = self._link_from(peer.view, worker)
         waits_s = max(worker.fetch_wait_s, peer.view.serve_wait_s)
-        carried_s = link.latency_s + (blocks + self._snapshot.end_part_pages) * self._page_s(peer.view, worker, link)
+        carried_s = link.latency_s + (blocks + self._snapshot.end_pages) * self._page_s(peer.view, worker, link)
         return waits_s + peer.view.loaded_in_s(peer.blocks) + carried_s
 
     def _link_from(self, source: WorkerView, target: WorkerView) -> LinkRate:
@@ -250,7 +250,7 @@ class Forecaster:
         and the reader of a tier cannot carry until then.
         """
         own = self._usable_depths(decode)[-1]
-        missing = self._pulled_blocks(decode, own) + self._snapshot.end_part_pages
+        missing = self._pulled_blocks(decode, own) + self._snapshot.end_pages
         link = self._link_from(source, decode)
         page_s = self._page_s(source, decode, link)
         chunk = max(1, (source.step_tokens or UNKNOWN_STEP_TOKENS) // self._snapshot.block_size)

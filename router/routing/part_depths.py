@@ -1,6 +1,6 @@
-"""Computes for all workers at once after how many blocks each can continue, by the window parts that it holds.
+"""Computes for all workers at once after how many blocks each can continue, by what it holds of the further group.
 
-A worker continues after the deepest block before which it holds all pages and the window parts of the last
+A worker continues after the deepest block before which it holds all pages and, in the further group, those of the last
 `tail_blocks` blocks. To look at dozens of workers block by block would take too long for every request. So the holders
 of each block are one mask, and the holders of a run of blocks are the "and" of these masks. All blocks are divided into
 pieces of `tail_blocks`. A run lies in at most two pieces. Each piece is combined once from both ends (van Herk 1992).
@@ -23,7 +23,7 @@ def deepest_of_all(
     """Returns (depth, workers that can continue there), the deepest first. Workers that can continue nowhere are left
     out.
 
-    `pages`: (leading blocks with pages, the workers that hold them). `parts`: the workers that hold the window part of
+    `pages`: (leading blocks with pages, the workers that hold them). `parts`: the workers that hold the further page of
     a block. Takes about one look and some operations on masks for each block, and only a few where the last parts are
     there.
     """

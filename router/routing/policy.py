@@ -57,8 +57,8 @@ class WorkerView:
     resident: tuple[int, ...] = (0,)
     """How many of those are there already, down to each tier: what others can fetch from it."""
     page_blocks: int | None = None
-    """How many of this request's first blocks have pages there, with or without the window parts that one needs to go
-    on; None where no layer keeps its parts apart."""
+    """How many of this request's first blocks have pages there in the first group, whatever others lack; None where
+    there is one group."""
     tier_page_s: tuple[float, ...] = (0.0,)
     """Measured seconds to bring one page up from each of those tiers; 0 for the device."""
     kv_form: KvForm = UNKNOWN_FORM
@@ -120,8 +120,8 @@ class Snapshot:
     full_blocks: int
     block_size: int
     page_bytes: int
-    end_part_pages: float = 0.0
-    """Size of the window parts at the end of the prompt, in pages. 0 where no layer keeps window parts."""
+    end_pages: float = 0.0
+    """Size of the further pages at the end of the prompt, in pages. 0 where there is one page group."""
     decode: tuple[WorkerView, ...]
     """Never empty."""
     prefill: tuple[WorkerView, ...] = ()
@@ -183,8 +183,8 @@ class Forecast:
     """Blocks that come from the peer."""
     pulled_blocks: int = 0
     """Blocks that the decode worker pulls from the page source."""
-    end_part_pages: float = 0.0
-    """Size of the window parts at the end of each pull, in pages."""
+    end_pages: float = 0.0
+    """Size of the further pages at the end of each pull, in pages."""
     load_s: float = 0.0
     """Seconds that the worker that computes loads from its own lower tiers, without waiting for others' loads."""
     peer_load_s: float = 0.0

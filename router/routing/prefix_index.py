@@ -147,7 +147,7 @@ class PrefixIndex:
         self._sweep_blocks = sweep_blocks
         self._holders: tuple[dict[BlockHash, Mask], ...] = tuple({} for _ in PLACES)
         self._pages, self._parts = self._holders[: len(Tier)], self._holders[len(Tier) :]
-        """Holders of pages of the first group on each tier, and of window parts."""
+        """Holders of pages of the first group on each tier, and of the further group."""
         self._in_places = tuple(
             tuple(holders for number, holders in enumerate(self._holders) if places >> number & 1)
             for places in range(1 << len(PLACES))
@@ -275,7 +275,7 @@ class PrefixIndex:
     ) -> dict[WorkerId, tuple[int, ...]]:
         """Returns how many of the first blocks each worker holds, the fewest first, without those that hold none.
 
-        `tail_blocks`: that many of the last ones need their window parts too (`WindowShape.tail_blocks`); `also_parts`
+        `tail_blocks`: that many of the last ones need their pages in the further group too; `also_parts`
         names workers that are about to hold one.
 
         There is one number for each tier down to the lowest on which the worker holds anything: blocks on the device;
@@ -305,7 +305,7 @@ class PrefixIndex:
         reach: dict[WorkerId, int],
         tail_blocks: int,
     ) -> dict[WorkerId, int]:
-        """Returns how far each worker holds pages and, of the last blocks before, window parts; the fewest first."""
+        """Returns how far each worker holds pages and, of the last blocks before, further pages; the fewest first."""
         parts = self._looking_down_to(lowest, hashes, also, self._parts)
         pages = [(depth, self._workers[worker].bit) for worker, depth in reach.items()]
         found = deepest_of_all(pages, tail_blocks, parts)
@@ -443,7 +443,7 @@ def _refusal(held: _WorkerBlocks, batch: EventBatch) -> Applied | None:
 
 REMEMBERED_EVICTIONS = 200_000
 """Evicted hashes that are remembered: hours of a busy worker."""
-EVICTION_WINDOW = 50_000
+HALVING_EVICTIONS = 50_000
 """Evictions after which older ones count half."""
 
 
@@ -472,7 +472,7 @@ class ReReferenceRate:
             self._evicted += 1
         while len(self._evicted_blocks) > REMEMBERED_EVICTIONS:
             self._evicted_blocks.popitem(last=False)
-        if self._evicted > EVICTION_WINDOW:
+        if self._evicted > HALVING_EVICTIONS:
             self._evicted /= 2
             self._asked_again /= 2
 

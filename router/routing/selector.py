@@ -67,11 +67,11 @@ class Shape:
 
     block_size: int
     page_bytes: int
-    window_blocks: int = 0
-    """Number of last blocks of a prefix whose window parts a sequence needs to continue. 0 where no layer keeps window
-    parts."""
-    window_bytes: int = 0
-    """Bytes of the window part of one block."""
+    tail_blocks: int = 0
+    """Number of last blocks of a prefix whose pages in the further group a sequence needs to continue. 0 where there is
+    one page group."""
+    further_page_bytes: int = 0
+    """Bytes of a page in the further group."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Prefixes:
     held: dict[WorkerId, tuple[int, ...]]
     """Blocks that the workers hold or are about to hold."""
     pages: dict[WorkerId, tuple[int, ...]] | None = None
-    """Blocks with pages, with or without window parts. None where no layer keeps window parts."""
+    """Blocks with pages in the first group. None where there is no other group."""
 
 
 class Selector:
@@ -166,11 +166,11 @@ class Selector:
         forecast, taker = decision.forecast, decision.computed_by
         pulls = [(decision.peer, taker, forecast.fetched_blocks)]
         pulls.append((decision.source, decision.decode, forecast.pulled_blocks))
-        end_part_pages = forecast.end_part_pages
+        end_pages = forecast.end_pages
         for source, target, pages in pulls:
             if source is None or not pages:
                 continue
-            seconds = (pages + end_part_pages) * _pull_page_s(workers, source, target)
+            seconds = (pages + end_pages) * _pull_page_s(workers, source, target)
             for until_s, worker in ((self._fetching_until_s, target), (self._serving_until_s, source)):
                 _extend(until_s, worker, seconds, now_s, len(workers.by_id))
         loads = ((taker, forecast.load_s), (decision.peer, forecast.peer_load_s))
@@ -185,13 +185,13 @@ class Selector:
         return self._snapshot(request, self._look_up(_useful_hashes(request), workers), workers, now_s, passes_s)
 
     def _look_up(self, hashes: Sequence[BlockHash], workers: Workers) -> Prefixes:
-        tail, coming = workers.shape.window_blocks, self._reservations.coming
+        tail, coming = workers.shape.tail_blocks, self._reservations.coming
         resident = held = self._index.leading_blocks(hashes, tail_blocks=tail)
         is_coming = bool(hashes) and any(True for _ in coming(hashes[0]))
         if not tail:
             return Prefixes(resident, self._index.leading_blocks(hashes, coming) if is_coming else held)
         if is_coming:
-            # Computing a prompt makes window parts of all its blocks for a while. A pull brings only the last.
+            # Computing a prompt makes pages of all its blocks in each group for a while. A pull brings only the last.
             computing = {worker.worker_id for worker in workers.prefill}
             held = self._index.leading_blocks(
                 hashes,
@@ -235,7 +235,7 @@ class Selector:
             full_blocks=len(hashes),
             block_size=workers.shape.block_size,
             page_bytes=workers.shape.page_bytes,
-            end_part_pages=_end_part_pages(workers.shape, len(hashes)) if workers.shape.window_blocks else 0.0,
+            end_pages=_end_pages(workers.shape, len(hashes)) if workers.shape.tail_blocks else 0.0,
             decode=views(workers.decode, self._decode),
             prefill=views(sources, self._prefill),
             prefill_utilisation=self._prefill_utilisation(workers.prefill) if self._narrows else None,
@@ -358,9 +358,9 @@ def _extend(until_s: dict[WorkerId, float], worker: WorkerId, seconds: float, no
             del until_s[idle]
 
 
-def _end_part_pages(shape: Shape, blocks: int) -> float:
-    """Returns the size of the window parts at the end of a prompt, in pages."""
-    return min(shape.window_blocks, blocks) * shape.window_bytes / shape.page_bytes
+def _end_pages(shape: Shape, blocks: int) -> float:
+    """Returns the size of the further pages at the end of a prompt, in pages."""
+    return min(shape.tail_blocks, blocks) * shape.further_page_bytes / shape.page_bytes
 
 
 def _depths(held: tuple[int, ...], tiers: int) -> tuple[int, ...]:

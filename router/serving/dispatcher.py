@@ -191,7 +191,7 @@ class RouterCore:
         return self._fleet.workers
 
     def holders(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, tuple[int, ...]]:
-        return self._routing.index.leading_blocks(hashes, tail_blocks=self._fleet.facts.window_blocks)
+        return self._routing.index.leading_blocks(hashes, tail_blocks=self._fleet.facts.tail_blocks)
 
     def subscribe(self, request: SubscribeKvEventsRequest) -> AsyncIterator[KvEventBatch]:
         return self._routing.relay.subscribe(request)

@@ -249,8 +249,8 @@ class Placer:
             Shape(
                 block_size=facts.block_size,
                 page_bytes=facts.page_bytes,
-                window_blocks=facts.window_blocks,
-                window_bytes=facts.window_bytes,
+                tail_blocks=facts.tail_blocks,
+                further_page_bytes=facts.further_page_bytes,
             ),
             self._fleet.serving(Role.DECODE) if decode is None else decode,
             prefill,

@@ -12,14 +12,14 @@ from router.text.stop_strings import StopScanner
 REPLACEMENT = "\ufffd"
 UNFINISHED_CHARS = 3
 """Most bytes of a UTF-8 character that can be there without its last one; each may show as a replacement."""
-WINDOW_TOKENS = 8
-"""Tokens that are decoded again with each new one, before the window moves on."""
+RECENT_TOKENS = 8
+"""Tokens that are decoded again with each new one, before the first ones are dropped."""
 KEPT_TOKENS = 4
-"""Tokens kept of a window that moves on: enough context for any joining rule of a tokenizer."""
+"""Tokens that are kept then: enough context for any joining rule of a tokenizer."""
 KEPT_BROKEN_TOKENS = 16
-"""Tokens kept of a window of broken characters: more than can belong to the characters held back."""
-MAX_WINDOW_TOKENS = 64
-"""A window that is all broken characters moves on anyway, or long garbage would cost quadratic time."""
+"""Tokens kept of broken characters: more than can belong to the characters held back."""
+MOST_TOKENS = 64
+"""First tokens are dropped even if all characters are broken, or long garbage would cost quadratic time."""
 
 
 class Decoder(Protocol):
@@ -51,22 +51,22 @@ class ByteDecoder:
         return held.decode(errors="replace")
 
 
-class WindowDecoder:
-    """Decodes a short window of the last tokens, for any tokenizer, and sends what has become certain in it."""
+class RecentTokensDecoder:
+    """Decodes the last few tokens, for any tokenizer, and sends what has become certain of their text."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], silent: frozenset[int], context: Sequence[int]) -> None:
         self._decode = decode
         self._silent = silent
-        self._window = list(context)
-        self._text = decode(self._window) if self._window else ""
+        self._recent = list(context)
+        self._text = decode(self._recent) if self._recent else ""
         self._sent = self._text[: len(self._text) - _unfinished(self._text)]
-        """The beginning of the window's text that was sent, or belongs to the prompt."""
+        """The beginning of their text that was sent, or belongs to the prompt."""
 
     def feed(self, token: int) -> str:
         if token in self._silent:
             return ""
-        self._window.append(token)
-        self._text = self._decode(self._window)
+        self._recent.append(token)
+        self._text = self._decode(self._recent)
         if not self._is_settled():
             return ""
         certain = self._text[: len(self._text) - _unfinished(self._text)]
@@ -85,21 +85,21 @@ class WindowDecoder:
         """Tells whether the text is certain: some tokenizers show a run of bytes as broken until its last character is
         complete."""
         is_broken = self._text.endswith(REPLACEMENT) and not self._text.startswith(self._sent)
-        return not is_broken or len(self._window) >= MAX_WINDOW_TOKENS
+        return not is_broken or len(self._recent) >= MOST_TOKENS
 
     def _move_on(self) -> None:
-        if len(self._window) < WINDOW_TOKENS:
+        if len(self._recent) < RECENT_TOKENS:
             return
-        kept = self._window[-KEPT_TOKENS:]
+        kept = self._recent[-KEPT_TOKENS:]
         text = self._decode(kept)
         is_clean = len(self._sent) == len(self._text) and REPLACEMENT not in text
         if not is_clean:
-            if len(self._window) < MAX_WINDOW_TOKENS:
+            if len(self._recent) < MOST_TOKENS:
                 return
-            kept = self._window[-KEPT_BROKEN_TOKENS:]
+            kept = self._recent[-KEPT_BROKEN_TOKENS:]
             text = self._decode(kept)
         held = len(self._text) - len(self._sent)
-        self._window, self._text, self._sent = kept, text, text[: len(text) - held]
+        self._recent, self._text, self._sent = kept, text, text[: len(text) - held]
 
 
 def _unfinished(text: str) -> int:

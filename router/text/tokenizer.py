@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from router.json_body import checked_utf8
 from router.text.chat_template import Guard, SpecialTexts
 from router.text.chat_templates import load_templates, unknown_template
-from router.text.detokenize import ByteDecoder, Decoder, WindowDecoder
+from router.text.detokenize import ByteDecoder, Decoder, RecentTokensDecoder
 from router.text.output.parsing import OutputFormats
 from router.text.prompts import ChatPrompt
 from twostroke.base.errors import ConfigError, UnsupportedFeature
@@ -118,7 +118,7 @@ class TokenizerText:
         if kept:
             silent = frozenset(token for token in silent if self._added[token] not in kept)
         context = [token for token in prompt[-CONTEXT_TOKENS:] if token not in silent]
-        return WindowDecoder(lambda ids: self.decode(ids, skip_special_tokens=False), silent, context)
+        return RecentTokensDecoder(lambda ids: self.decode(ids, skip_special_tokens=False), silent, context)
 
     def render_chat(self, chat: ChatPrompt) -> str:
         """Returns the prompt text of a chat, special tokens included."""

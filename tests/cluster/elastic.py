@@ -217,7 +217,7 @@ class ElasticCluster:
 
     def _is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://{self.http}/ready", timeout=5):
+            with urllib.request.urlopen(f"http://{self.http}/ready", timeout=60):
                 return True
         except OSError:
             return False

@@ -294,7 +294,7 @@ class ProcessCluster:
         for name, worker in self.workers.items():
             if worker.state != control_pb2.WORKER_STATE_SERVING:
                 continue
-            for _ in range(100):
+            for _ in range(600):
                 load = await self.load(name)
                 busy = (load.pages_active, load.pages_arriving, load.pages_quarantined, load.running, load.waiting)
                 if not any(busy):

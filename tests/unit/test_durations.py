@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests import durations
-from tests.durations import Run, exceeded, read_run, read_table, table_of, written
+from tests.durations import Run, exceeded, places, read_run, read_table, table_of, written
 
-BEFORE = Run(0.003, {"tests/unit/a": 10.0, "tests/unit/b": 0.4, "tests/cluster": 100.0})
+FILES = {"tests/unit/b/test_b.py": 0.4, "tests/unit/a/test_a.py": 9.0, "tests/unit/a/test_long.py": 60.0}
+CLUSTERS = {"tests/cluster/test_a.py": 10.0, "tests/cluster/test_b.py": 20.0, "tests/cluster/test_c.py": 30.0}
+BEFORE = Run(0.003, {"tests/unit/a": 10.0, "tests/unit/b": 0.4, "tests/cluster": 100.0}, FILES | CLUSTERS)
 TABLE = table_of(BEFORE)
 
 
@@ -30,12 +32,12 @@ def test_a_folder_that_takes_more_than_four_times_as_much_is_named() -> None:
 
 
 def test_a_slow_machine_takes_longer_for_all_and_is_forgiven() -> None:
-    slow = Run(0.012, {folder: taken_s * 4 for folder, taken_s in BEFORE.folders.items()})
+    slow = Run(0.012, {folder: taken_s * 4 for folder, taken_s in BEFORE.folders.items()}, {})
     assert exceeded(slow, TABLE) == []
 
 
 def test_a_quick_machine_is_not_allowed_more() -> None:
-    quick = Run(0.0015, {"tests/unit/a": 20.5})
+    quick = Run(0.0015, {"tests/unit/a": 20.5}, {})
     assert exceeded(quick, TABLE) == ["tests/unit/a takes 41 s of the processor, and its budget is 40 s"]
 
 
@@ -49,6 +51,13 @@ def test_a_short_folder_may_take_some_seconds_and_so_may_a_new_one() -> None:
 def test_the_whole_may_not_take_more_than_twice_as_much() -> None:
     after = BEFORE._replace(folders={folder: taken_s * 2.1 for folder, taken_s in BEFORE.folders.items()})
     assert exceeded(after, TABLE) == ["the whole gate takes 232 s of the processor, and its budget is 221 s"]
+
+
+def test_long_files_come_first_and_clusters_beside_what_computes() -> None:
+    assert list(places(TABLE)) == [
+        "tests/cluster/test_c.py", "tests/unit/a/test_long.py", "tests/cluster/test_b.py", "tests/unit/a/test_a.py",
+        "tests/cluster/test_a.py",
+    ]  # fmt: skip
 
 
 def test_the_exit_status_says_whether_a_budget_is_exceeded(
@@ -73,9 +82,10 @@ def test_each_file_notes_what_it_and_its_processes_take(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir=.", "--junitxml=run.xml"]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     subprocess.run([*command, "busy", "idle"], cwd=tmp_path, env=environment, check=True)
-    taken_s = read_run((tmp_path / "run.xml").read_text()).folders
-    assert 0.4 < taken_s["busy"] < 5
-    assert taken_s["idle"] < 0.4
+    run = read_run((tmp_path / "run.xml").read_text())
+    assert 0.4 < run.folders["busy"] < 5
+    assert run.folders["idle"] < 0.4
+    assert run.files["idle/test_idle.py"] > 1
 
 
 CONFTEST = """
@@ -100,6 +110,6 @@ def test_living_child():
 
 
 def _junit(*, processor_s: float) -> str:
-    noted = {"file": "tests/unit/a/test_it.py", "processor_s": processor_s, "loop_s": 0.003}
+    noted = {"file": "tests/unit/a/test_it.py", "processor_s": processor_s, "clock_s": 20.0, "loop_s": 0.003}
     properties = "".join(f'<property name="{name}" value="{value}" />' for name, value in noted.items())
     return f"<testsuites><testcase><properties>{properties}</properties></testcase></testsuites>"

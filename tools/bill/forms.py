@@ -13,9 +13,9 @@ from twostroke.config import CacheConfig, ScheduleConfig
 from twostroke.config.cache import HOST_CACHE_BYTES
 from twostroke.kv_cache.form import FORMS, page_form
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
-from twostroke.kv_cache.pool_share import SharedPool
 from twostroke.kv_cache.pool_size import PoolSize, enough_pages, host_pool_bytes
 from twostroke.kv_cache.tiers.disk_store import disk_pages
+from twostroke.kv_cache.windows.pool_share import SharedPool
 from twostroke.models.memory_needs import DeviceNeeds, MemoryReading, device_pages, exact_blocks, exact_bytes
 
 BILLED_DEVICE: Final = "with --device-memory"
@@ -31,8 +31,8 @@ class FormBill:
     disk_pages: int
     weights_step_bytes: int
     """What a step reads besides pages."""
-    host_windows: int = 0
-    """Window parts in host memory, where these lie apart from pages."""
+    host_further: int = 0
+    """Pages of the second page group in host memory, where there is one."""
 
     @property
     def token_bytes(self) -> float:
@@ -43,8 +43,8 @@ class FormBill:
         """What the host tier takes, if there is one."""
         if not self.host_pages:
             return 0
-        windows = self.size.windows
-        parts = 0 if windows is None else host_pool_bytes(self.host_windows, windows.page_bytes)
+        further = self.size.further
+        parts = 0 if further is None else host_pool_bytes(self.host_further, further.page_bytes)
         return host_pool_bytes(self.host_pages, self.size.page_bytes) + parts
 
     @property
@@ -54,10 +54,10 @@ class FormBill:
 
     def step_bytes(self, streams: int, tokens: int) -> float:
         """Returns what a decode step of so many streams reads. Each stream attends to `tokens`."""
-        size, windows = self.size, self.size.windows
+        size, further = self.size, self.size.further
         seen_bytes = tokens * size.page_bytes / size.block_size
-        if windows is not None:
-            seen_bytes += min(tokens, windows.window) * windows.page_bytes / size.block_size
+        if further is not None:
+            seen_bytes += min(tokens, further.seen_tokens) * further.page_bytes / size.block_size
         return self.weights_step_bytes + streams * seen_bytes
 
     def ceiling(self, bytes_per_s: float, streams: int, tokens: int) -> float | None:
@@ -95,13 +95,13 @@ def form_bills(model: BilledModel, flags: BillFlags) -> dict[str, FormBill]:
 def _bill_of(model: BilledModel, form: str, flags: BillFlags) -> FormBill:
     """Raises ConfigError where the pool or a tier is refused."""
     size, memory = _size(model, form, flags), flags.memory
-    host, *host_windows = _tier_pages(size, memory.host_cache_bytes, _host_pages)
+    host, *host_further = _tier_pages(size, memory.host_cache_bytes, _host_pages)
     disk, *_ = _tier_pages(size, memory.disk_cache_bytes, disk_pages)
-    return FormBill(form, size, host, disk, model.weights.step, sum(host_windows))
+    return FormBill(form, size, host, disk, model.weights.step, sum(host_further))
 
 
 def _layout_of(size: PoolSize) -> PoolLayout:
-    further = [] if size.windows is None else [PageRegion(size.windows.pages, size.windows.page_bytes)]
+    further = [] if size.further is None else [PageRegion(size.further.pages, size.further.page_bytes)]
     return PoolLayout.of(size.pages, size.page_bytes, *further)
 
 

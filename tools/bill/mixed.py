@@ -15,8 +15,8 @@ from twostroke.config.cache import HOST_CACHE_BYTES, KV_FORMATS, form_name
 from twostroke.config.worker import ranks_of
 from twostroke.engine.backends.facts import PIECE_TOKENS
 from twostroke.kv_cache.form import Conversion, KvForm
-from twostroke.kv_cache.pool_share import SharedPool
 from twostroke.kv_cache.pool_size import PoolSize
+from twostroke.kv_cache.windows.pool_share import SharedPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ def _prefill_pages(pool: SharedPool, pool_bytes: int) -> int:
 
 def _sizes_beside(own: PoolSize, sent: PoolSize) -> tuple[int, ...]:
     """Returns the bytes of a page and of its converted copy: of each group, if both forms keep groups apart."""
-    if own.windows is None or sent.windows is None:
+    if own.further is None or sent.further is None:
         return (own.block_bytes + sent.block_bytes,)
-    return own.page_bytes + sent.page_bytes, own.windows.page_bytes + sent.windows.page_bytes
+    return own.page_bytes + sent.page_bytes, own.further.page_bytes + sent.further.page_bytes
 
 
 def _conversion_s(model: BilledModel, flags: BillFlags, form: str) -> float:

@@ -119,9 +119,9 @@ def _draft_rows(draft: BilledDraft) -> list[tuple[str, int, str]]:
 
 def _pages_of(pool: PoolSize) -> str:
     """Says how many pages there are, of each group where they lie apart."""
-    if pool.windows is None:
+    if pool.further is None:
         return f"{pool.pages} pages"
-    return f"{pool.pages} pages, {pool.windows.pages} of window layers"
+    return f"{pool.pages} pages, {pool.further.pages} of window layers"
 
 
 def groups_grid(bill: Bill) -> Grid:

@@ -53,7 +53,7 @@ class ScalingConfig(Settings):
     down_s: float = setting(
         60.0, is_hidden=True, above=0, help="time for which fewer workers must be enough before some are removed"
     )
-    window_s: float = setting(10.0, is_hidden=True, above=0, help="time over which rates are averaged")
+    average_s: float = setting(10.0, is_hidden=True, above=0, help="time over which rates are averaged")
 
     def prefill_bounds(self, count: int) -> Bounds:
         """Raises ConfigError where the count that is started lies outside."""

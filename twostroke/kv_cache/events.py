@@ -64,7 +64,7 @@ class EventBatch:
     cleared: bool = False
     """`stored` is the whole set, but the batch follows the one before it like any other."""
     further: tuple[TierChange, ...] = ()
-    """Changes of the lower tiers, and of window parts."""
+    """Changes of the lower tiers, and of further page groups."""
     published_s: float = 0.0
     """Wall-clock time of publication; 0 if not measured."""
     part: int = 0

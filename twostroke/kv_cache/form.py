@@ -282,8 +282,8 @@ class Conversion:
     """Native kernels order the numbers: `twostroke/kernels/cpu/native/page.h`."""
     key_centers: npt.NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
     """[layers, kv_heads, head_dim]: what keys of forms with one scale per token lack; None where they lack nothing."""
-    window: Conversion | None = None
-    """How window parts are converted, where these lie apart from pages."""
+    further: Conversion | None = None
+    """How pages of the second page group are converted, where there is one."""
 
     @property
     def page_bytes(self) -> int:
@@ -293,7 +293,7 @@ class Conversion:
     @property
     def groups(self) -> tuple[Conversion, ...]:
         """The conversions of the pages of each group."""
-        return (self,) if self.window is None else (self, self.window)
+        return (self,) if self.further is None else (self, self.further)
 
 
 FORMS: Final = {

@@ -85,12 +85,12 @@ class LengthSpread:
 
 
 @dataclass(frozen=True, slots=True)
-class WindowPages:
-    """The pages of layers with a window, where they lie apart."""
+class GroupPages:
+    """The pages of a page group beside the first one."""
 
     pages: int
     page_bytes: int
-    window: int
+    seen_tokens: int
     """Tokens that a token sees in these layers."""
     request_pages: int
     """Most of them that one request holds."""
@@ -104,23 +104,23 @@ class PoolSize:
     page_bytes: int
     """Bytes of a page of the full group."""
     block_size: int
-    windows: WindowPages | None = None
+    further: GroupPages | None = None
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block in all layers."""
-        return self.page_bytes + (self.windows.page_bytes if self.windows else 0)
+        return self.page_bytes + (self.further.page_bytes if self.further else 0)
 
     @property
     def pages_bytes(self) -> int:
         """Bytes of all pages."""
-        return self.pages * self.page_bytes + (self.windows.pages * self.windows.page_bytes if self.windows else 0)
+        return self.pages * self.page_bytes + (self.further.pages * self.further.page_bytes if self.further else 0)
 
     def request_bytes(self, tokens: int) -> int:
         """Returns the bytes that a request of this length, prompt and answer together, holds at its end."""
         pages = self.request(tokens).pages
         own = pages * self.page_bytes
-        return own + (min(pages, self.windows.request_pages) * self.windows.page_bytes if self.windows else 0)
+        return own + (min(pages, self.further.request_pages) * self.further.page_bytes if self.further else 0)
 
     @property
     def tokens(self) -> int:
@@ -140,9 +140,9 @@ class PoolSize:
         shared = min(shared_tokens, tokens) // self.block_size
         own = max(1, self.request(tokens).pages - shared)
         fit = max(0, (self.pages - shared) // own)
-        if self.windows is None:
+        if self.further is None:
             return fit
-        return min(fit, self.windows.pages // min(self.request(tokens).pages, self.windows.request_pages))
+        return min(fit, self.further.pages // min(self.request(tokens).pages, self.further.request_pages))
 
     def concurrent_of(self, spread: LengthSpread, deviations: float = 0.0) -> int:
         """Returns how many requests with lengths drawn from a spread fit at once, all of them at their full length.
@@ -152,9 +152,9 @@ class PoolSize:
         mean, margin = spread.mean_pages, deviations * spread.deviation_pages
         root = (math.sqrt(margin**2 + 4 * mean * self.pages) - margin) / (2 * mean)
         fit = int(root**2 + 1e-9)
-        if self.windows is None:
+        if self.further is None:
             return fit
-        return min(fit, int(self.windows.pages / min(mean, self.windows.request_pages)))
+        return min(fit, int(self.further.pages / min(mean, self.further.request_pages)))
 
     def check(self, max_model_len: int) -> None:
         """Raises ConfigError where a length that was asked for by name does not fit."""

@@ -25,9 +25,9 @@ MOST_KEPT_SPANS = 20_000
 MOST_NAMES = 20_000
 """Names of requests with spans that are kept no longer: it can be said that they were here."""
 
-WINDOW_S = 60.0
+KEPT_S = 60.0
 PERIOD_S = 5.0
-"""Time that shares one list: the window moves on by this much."""
+"""Time that shares one list. Lists are dropped one after the other."""
 MOST_PER_PERIOD = 16
 """Requests that are kept of each period: some ten kilobytes each."""
 
@@ -86,7 +86,7 @@ class SlowestRequests:
         return next(((stream, spans) for _, stream, spans in kept if is_meant(stream)), None)
 
     def _forget(self, now_s: float) -> None:
-        while self._periods and self._periods[0].begin_s + PERIOD_S + WINDOW_S <= now_s:
+        while self._periods and self._periods[0].begin_s + PERIOD_S + KEPT_S <= now_s:
             self._periods.popleft()
 
 

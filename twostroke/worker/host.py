@@ -248,9 +248,8 @@ class WorkerHost:
             block_size=facts.block_size,
             page_bytes=facts.page_bytes,
             pool_pages=facts.pages,
-            window_blocks=0 if facts.window_shape is None else facts.window_shape.tail_blocks,
-            window_bytes=0 if facts.window_shape is None else facts.windows[0].page_bytes,
-            window_slots=0 if facts.window_shape is None else facts.window_shape.slots,
+            tail_blocks=0 if facts.window_shape is None else facts.window_shape.tail_blocks,
+            further_page_bytes=0 if facts.window_shape is None else facts.windows[0].page_bytes,
         )
 
     def load_report(self) -> control_pb2.Load:
@@ -290,16 +289,16 @@ class WorkerHost:
             conversion_page_s=self.exchange.conversion_page_s,
             adapters=self.adapters.loaded,
             adapter_load_s=self.adapters.load_s,
-            windows=_further_report(self.pool.others),
+            further=_further_report(self.pool.others),
             stream_step=control_pb2.StreamStep(**dataclasses.asdict(self.loop.stream_steps.each)),
         )
 
 
-def _further_report(groups: Sequence[GroupPool]) -> control_pb2.WindowParts | None:
+def _further_report(groups: Sequence[GroupPool]) -> control_pb2.PageCounts | None:
     if not groups:
         return None
     (group,) = groups
-    return control_pb2.WindowParts(total=group.total, **{state.value: group.count(state) for state in PageState})
+    return control_pb2.PageCounts(total=group.total, **{state.value: group.count(state) for state in PageState})
 
 
 def _metrics_of(config: WorkerConfig, engine_state: EngineState, us: Membership) -> WorkerMetrics:

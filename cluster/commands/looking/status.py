@@ -94,8 +94,8 @@ class WorkerLine:
     """Tokens of prompts that were looked up in the prefix cache since the epoch began."""
     hit_tokens: int
     """Tokens of those that were found there."""
-    window_pages: dict[str, int]
-    """Slots of window parts by state; empty where layers with a window keep nothing apart from pages."""
+    further_pages: dict[str, int]
+    """Pages of the further group by state; empty where there is one group."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -187,7 +187,7 @@ def _line(entry: control_pb2.WorkerLoad) -> WorkerLine:
             for rate in load.tiers
         ),
         memory=tuple(MemoryLine(use.part, use.billed_bytes, use.measured_bytes) for use in entry.server.memory),
-        window_pages=_window_pages(load),
+        further_pages=_further_pages(load),
         queried_tokens=load.queried_tokens,
         hit_tokens=load.hit_tokens,
     )
@@ -225,10 +225,10 @@ def _print_tables(model: control_pb2.ModelInfo, routers: list[RouterLine], worke
     console.print(table)
 
 
-def _window_pages(load: control_pb2.Load) -> dict[str, int]:
-    if not load.HasField("windows"):
+def _further_pages(load: control_pb2.Load) -> dict[str, int]:
+    if not load.HasField("further"):
         return {}
-    said = load.windows
+    said = load.further
     return {
         "free": said.free,
         "cached": said.cached,
@@ -255,8 +255,8 @@ def _pages(line: WorkerLine) -> str:
     below = [
         f"; {each.tier} {each.blocks} ({each.used_bytes / max(1, each.capacity_bytes):.0%} full)" for each in line.tiers
     ]
-    if line.window_pages:
-        below = [f"; windows {sum(line.window_pages.values())}: {_counts(line.window_pages)}", *below]
+    if line.further_pages:
+        below = [f"; windows {sum(line.further_pages.values())}: {_counts(line.further_pages)}", *below]
     return f"{line.pages_total}: {_counts(states)}{''.join(below)}"
 
 

@@ -25,7 +25,7 @@ POOL = CacheConfig(kv_cache_memory_bytes=100 << 10)
 """A hundred pages: most of what is asked for is evicted again."""
 FAULTS = "drop:0.01,duplicate:0.01,reorder:0.01,seed:2"
 """With this seed each kind of fault comes among the first fifty batches of some stream."""
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """Many times what it takes."""
 
 

@@ -10,7 +10,7 @@ from tests.cluster.processes import Client, running_cluster
 from tests.unit.worker.rig import BLOCK, paced, prompt_of
 from twostroke.config import SPECULATE_OFF, ScheduleConfig
 
-STREAMS, TOKENS = 6, 160
+STREAMS, TOKENS = 6, 320
 STEP_MS = 10.0
 STEADY = ScheduleConfig(speculate=SPECULATE_OFF)
 """A step for each token, also of answers that were given before."""
@@ -35,7 +35,7 @@ async def test_streams_move_with_their_pages_off_a_decode_worker_that_is_told_to
         await forget_cached(cluster)
         answers: list[list[int]] = [[] for _ in prompts]
         reading = asyncio.create_task(read_all(client, prompts, answers))
-        while min(map(len, answers)) < TOKENS // 4:
+        while min(map(len, answers)) < TOKENS // 8:
             await asyncio.sleep(0.01)
         running = {worker_id: (await cluster.load(worker_id)).running for worker_id in ("decode-0", "decode-1")}
         leaving, staying = sorted(running, key=lambda worker_id: -running[worker_id])

@@ -15,7 +15,7 @@ from twostroke.config import CacheConfig, ClusterConfig, ScalingConfig
 PROMPT, ANSWER = 240, 8
 LOW, HIGH = 2.4, 4.8
 """Requests per second; the first takes 0.48 of a prefill worker, the second 0.96, where three quarters are enough."""
-QUICK = ScalingConfig(max_prefill=2, tick_s=0.25, up_s=1.0, down_s=4.0, window_s=2.5)
+QUICK = ScalingConfig(max_prefill=2, tick_s=0.25, up_s=1.0, down_s=4.0, average_s=2.5)
 
 
 class Load:
@@ -66,7 +66,7 @@ async def play(pace: ScalingConfig) -> tuple[float, float]:
         client = Client(cluster.grpc)
         load = Load(client, LOW)
         asking = asyncio.create_task(load.run())
-        await asyncio.sleep(pace.window_s)
+        await asyncio.sleep(pace.average_s)
         assert (await cluster.supervisor.scaling())["wanted_prefill"] == 1
         load.rate, doubled_s = HIGH, time.monotonic()
         said = await serving(cluster, 2)

@@ -203,7 +203,7 @@ def answer_of(http: str) -> str:
 
 def is_ready(http: str) -> bool:
     try:
-        with urllib.request.urlopen(f"http://{http}/ready", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{http}/ready", timeout=60) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False

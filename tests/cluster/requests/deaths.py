@@ -25,14 +25,15 @@ async def asked_until(is_over: asyncio.Event, ask: Callable[[], Awaitable[T]]) -
     return rounds
 
 
-async def kill_the_busiest(cluster: ProcessCluster, workers: set[str], tokens: int, asked: asyncio.Future[Any]) -> None:
-    """Kills the first of `workers` that draws so many tokens from now on, and takes it out of the set.
+async def kill_the_busiest(cluster: ProcessCluster, workers: set[str], tokens: int, asked: asyncio.Future[Any]) -> str:
+    """Kills the first of `workers` that draws so many tokens from now on, takes it out of the set and returns it.
 
     `asked` is what they answer meanwhile.
     """
     victim = await _busiest(cluster, workers, tokens, asked)
     await cluster.kill(victim)
     workers.remove(victim)
+    return victim
 
 
 async def _busiest(cluster: ProcessCluster, workers: set[str], tokens: int, asked: asyncio.Future[Any]) -> str:

@@ -49,7 +49,7 @@ def cached(server: Server, model: str, prompt: str = PROMPT) -> int:
 
 
 def models(server: Server) -> dict[str, dict[str, Any]]:
-    with urllib.request.urlopen(f"http://{server.address('OpenAI HTTP')}/v1/models", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{server.address('OpenAI HTTP')}/v1/models", timeout=60) as answer:
         return {card["id"]: card for card in json.load(answer)["data"]}
 
 

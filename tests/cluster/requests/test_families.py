@@ -22,12 +22,13 @@ from tests import metrics_page
 from tests.cluster.lent import forget_cached
 from tests.cluster.processes import Client, ProcessCluster, running_cluster
 from tests.cluster.reference import Reference, continued, mismatches
+from tests.cluster.requests.deaths import asked_until, kill_the_busiest
 from tests.unit.models.decoders.test_native_transformer import prompt
 from tests.unit.models.family_configs import CONFIGS
 from tests.unit.models.test_families import reference
 from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
 from twostroke.kv_cache.form import FORMS
-from twostroke.kv_cache.pool_share import SharedPool
+from twostroke.kv_cache.windows.pool_share import SharedPool
 from twostroke.models.catalog.places import locate
 from twostroke.models.registry import read_spec
 
@@ -113,14 +114,6 @@ async def answers_of(client: Client, expected: list[Reference]) -> dict[str, lis
     return {each.name: answer for each, answer in zip(expected, answers, strict=True)}
 
 
-async def asked_until(is_over: asyncio.Event, client: Client, expected: list[Reference]) -> list[dict[str, list[int]]]:
-    """Asks the same again and again, so that workers are busy whenever one is killed."""
-    rounds = [await answers_of(client, expected)]
-    while not is_over.is_set():
-        rounds.append(await answers_of(client, expected))
-    return rounds
-
-
 def counted(cluster: ProcessCluster, name: str) -> float:
     """Returns a metric's sum over the decode workers."""
     return sum(cluster.metric(f"decode-{rank}", name) for rank in (0, 1))
@@ -157,10 +150,8 @@ async def tokens_are_kept(
         assert counted(cluster, "twostroke_preemptions_total") > 0
         for is_last in (False, False, True):
             is_killed = asyncio.Event()
-            asked = asyncio.ensure_future(asked_until(is_killed, client, growing))
-            before = {worker: cluster.metric(worker, SAMPLED) for worker in ("decode-0", "decode-1")}
-            killed = await first_to_draw(cluster, before)
-            await cluster.kill(killed)
+            asked = asyncio.ensure_future(asked_until(is_killed, lambda: answers_of(client, growing)))
+            killed = await kill_the_busiest(cluster, {"decode-0", "decode-1"}, 1, asked)
             is_killed.set()
             assert not [wrong for answers in await asked if (wrong := mismatches(growing, answers))]
             if metrics_page.total(cluster.http, "twostroke_reopened_requests_total") > 0:
@@ -262,17 +253,6 @@ async def test_window_parts_of_4_bits_answer_alike_pulled_warm_and_computed(tmp_
         await client.close()
 
 
-SAMPLED: Final = "twostroke_sampled_tokens_total"
-
-
-async def first_to_draw(cluster: ProcessCluster, before: dict[str, float]) -> str:
-    while True:
-        for worker, tokens in before.items():
-            if cluster.metric(worker, SAMPLED) > tokens:
-                return worker
-        await asyncio.sleep(0.005)
-
-
 GEMMA_LENGTHS: Final = (1, 16, 100, 300, 500, 511, 512, 513, 528, 600, 777, 1000, 1200, 1500, 1777, 2000)
 """Lengths of prompts around the window of 512 tokens and far beyond it."""
 TEXT: Final = Path(__file__).parents[3] / "docs" / "architecture.md"
@@ -298,7 +278,8 @@ async def test_gemma_3_has_the_tokens_of_transformers_beyond_its_window() -> Non
         hits = counted(cluster, "twostroke_prefix_cache_hits_total")
         assert mismatches(expected, await answers_of(client, expected)) == []
         assert counted(cluster, "twostroke_prefix_cache_hits_total") > hits
-        asked = asyncio.ensure_future(answers_of(client, expected))
-        before = {worker: cluster.metric(worker, SAMPLED) for worker in ("decode-0", "decode-1")}
-        await cluster.kill(await first_to_draw(cluster, before))
-        assert mismatches(expected, await asked) == []
+        is_killed = asyncio.Event()
+        asked = asyncio.ensure_future(asked_until(is_killed, lambda: answers_of(client, expected)))
+        await kill_the_busiest(cluster, {"decode-0", "decode-1"}, 1, asked)
+        is_killed.set()
+        assert not [wrong for answers in await asked if (wrong := mismatches(expected, answers))]

@@ -49,8 +49,8 @@ async def test_a_request_of_2000_tokens_takes_less_than_half_of_what_it_would_wi
         stream = client.stream(list(range(1000, 3000)), max_tokens=400, temperature=0, ignore_eos=True)
         await anext(stream)
         pages, parts = in_use(cluster, "decode-0")
-        taken_bytes = pages * told.page_bytes + parts * told.window_bytes
-        whole_bytes = pages * (told.page_bytes + told.window_bytes)
+        taken_bytes = pages * told.page_bytes + parts * told.further_page_bytes
+        whole_bytes = pages * (told.page_bytes + told.further_page_bytes)
         async for _ in stream:
             pass
         await client.close()

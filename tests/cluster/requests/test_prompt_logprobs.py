@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.cluster.lent import lent
 from tests.cluster.processes import Client, ProcessCluster, running_cluster
+from tests.cluster.requests.deaths import asked_until
 from twostroke.config import CacheConfig, ModelConfig
 
 MODEL = ModelConfig(dtype="float32")
@@ -61,6 +62,10 @@ async def scored(http: str, prompt: tuple[int, ...], **options: object) -> dict[
     assert answer.status_code == 200, answer.text
     choice: dict[str, Any] = answer.json()["choices"][0]
     return choice
+
+
+async def scored_at_once(http: str, prompt: tuple[int, ...]) -> list[dict[str, Any]]:
+    return await asyncio.gather(*(scored(http, prompt) for _ in range(4)))
 
 
 def check(choice: dict[str, Any], each: Scored, expected: dict[str, list[float]]) -> None:
@@ -117,11 +122,14 @@ async def test_a_decode_worker_that_is_killed_while_it_scores_changes_nothing(
 ) -> None:
     longest = max(prompts, key=lambda each: len(each.prompt))
     async with lent(shared) as cluster:
-        asked = asyncio.gather(*(scored(cluster.http, longest.prompt) for _ in range(4)))
+        is_killed = asyncio.Event()
+        asked = asyncio.ensure_future(asked_until(is_killed, lambda: scored_at_once(cluster.http, longest.prompt)))
         victim = await first_to_run(cluster, asked)
         await cluster.kill(victim)
-        for choice in await asked:
-            check(choice, longest, expected)
+        is_killed.set()
+        for choices in await asked:
+            for choice in choices:
+                check(choice, longest, expected)
         await cluster.restart(victim)
 
 

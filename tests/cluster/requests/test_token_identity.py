@@ -16,6 +16,7 @@ import pytest
 
 from tests.cluster.processes import TOKEN, Client, ProcessCluster, running_cluster
 from tests.cluster.reference import NEW_TOKENS, Reference, mismatches, recorded, references
+from tests.cluster.requests.deaths import asked_until, kill_the_busiest
 from tests.unit.worker.callers import Puller, Router
 from tests.unit.worker.rig import BLOCK
 from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
@@ -147,20 +148,13 @@ async def test_after_a_decode_worker_is_killed_mid_stream_the_tokens_are_those_o
     smollm2_dir: Path, some: list[Reference]
 ) -> None:
     async with real_cluster(smollm2_dir, 2, 2) as (cluster, client):
-        asked = asyncio.ensure_future(answers_of(client, some))
-        victim = await first_to_draw(cluster, 20)
-        await cluster.kill(victim)
-        assert mismatches(some, await asked) == []
+        is_killed = asyncio.Event()
+        asked = asyncio.ensure_future(asked_until(is_killed, lambda: answers_of(client, some)))
+        victim = await kill_the_busiest(cluster, {"decode-0", "decode-1"}, 20, asked)
+        is_killed.set()
+        assert not [wrong for answers in await asked if (wrong := mismatches(some, answers))]
         await cluster.restart(victim)
         assert mismatches(some, await answers_of(client, some)) == []
-
-
-async def first_to_draw(cluster: ProcessCluster, tokens: int) -> str:
-    while True:
-        for worker in ("decode-0", "decode-1"):
-            if cluster.metric(worker, "twostroke_sampled_tokens_total") >= tokens:
-                return worker
-        await asyncio.sleep(0.02)
 
 
 HELD = 5

@@ -219,7 +219,7 @@ async def until(
 ) -> SupervisedWorker:
     """The worker, once it is in the named stage (of the life with that epoch)."""
     version = -1
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             snapshot: FleetSnapshot = await supervisor.snapshot(version)
             version = snapshot.version

@@ -27,7 +27,7 @@ def asking(router: Router, count: int = 8, *, top: int = 2, **options: object) -
 
 async def answered(router: Router, **options: object) -> Received:
     got = await router.send(asking(router, **options))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await got.done.wait()
     return got
 
@@ -86,7 +86,7 @@ async def test_they_come_again_to_a_router_that_attaches_from_the_beginning() ->
         got = await answered(router)
         await other.attach("r", 0, from_position=0, new_attempt=1)
         taken = other.of("r", 1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await taken.done.wait()
         assert scores_of(taken) == scores_of(got)
 

@@ -369,7 +369,7 @@ async def test_a_hundred_requests_that_come_and_go_leave_nothing_behind() -> Non
                 await asyncio.sleep(0.002 * (i % 16))
                 await router.close(str(i))
                 return True
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 await got.done.wait()
             return got.tokens == expected_tokens(prompts[i], 3 + i % 9)
 

@@ -12,8 +12,8 @@ from twostroke.base.errors import ConfigError
 from twostroke.base.ids import PageId
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.kv_cache.memory import PageMemory
-from twostroke.kv_cache.pool_share import SharedPool
 from twostroke.kv_cache.pool_size import host_pool_bytes
+from twostroke.kv_cache.windows.pool_share import SharedPool
 
 LAYOUT = PoolLayout.of(5, 4100, PageRegion(3, 96), PageRegion(4, 5000))
 

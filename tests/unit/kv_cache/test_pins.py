@@ -258,8 +258,8 @@ def test_hints_make_room_for_the_window_parts_of_a_pin_too() -> None:
     table = PinTable(BlockPool(20, Silent(), window_group(shape, Silent())), LIMITS)
     hint = pin_of(1, 2, owner="", tenant="a", is_hint=True, expires_s=5.0)
     table.put(hint, 0.0)
-    with pytest.raises(PinRefused, match="window parts"):
+    with pytest.raises(PinRefused, match="last blocks"):
         table.put(pin_of(3, 4, owner="", tenant="b", is_hint=True, expires_s=9.0), 0.0)
     assert table.put(pin_of(3, 4), 0.0) == [hint]
-    with pytest.raises(PinRefused, match="window parts"):
+    with pytest.raises(PinRefused, match="last blocks"):
         table.put(pin_of(5, 6), 0.0)

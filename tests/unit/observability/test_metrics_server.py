@@ -21,11 +21,11 @@ def test_those_who_say_nothing_have_no_threads_for_long(
     monkeypatch.setattr(telemetry._SilentHandler, "timeout", 0.3)
     server = MetricsServer(CollectorRegistry(), "127.0.0.1")
     host, _, port = server.address.rpartition(":")
-    silent = [socket.create_connection((host, int(port)), timeout=20) for _ in range(5)]
+    silent = [socket.create_connection((host, int(port)), timeout=60) for _ in range(5)]
     try:
         for each in silent:
             assert each.recv(1) == b""
-        with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=60) as answer:
             assert answer.status == 200
     finally:
         for each in silent:

@@ -238,9 +238,9 @@ async def open_frontend(
     url = f"http://{server.addresses.http}"
     async with (
         server.serving(),
-        httpx.AsyncClient(base_url=url, timeout=20, transport=HandCutTransport()) as http,
-        httpx.AsyncClient(timeout=20, transport=HandCutTransport()) as below,
-        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20, http_client=below) as client,
+        httpx.AsyncClient(base_url=url, timeout=60, transport=HandCutTransport()) as http,
+        httpx.AsyncClient(timeout=60, transport=HandCutTransport()) as below,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60, http_client=below) as client,
         grpc.aio.insecure_channel(server.addresses.grpc) as channel,
         grpc.aio.insecure_channel(server.addresses.admin) as admin,
     ):

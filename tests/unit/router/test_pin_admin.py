@@ -61,7 +61,7 @@ async def router() -> AsyncIterator[tuple[Frontend, Supervisor]]:
 
 async def call(frontend: Frontend, method: str, request):
     try:
-        return await getattr(pins_pb2_grpc.PinAdminStub(frontend.admin), method)(request, timeout=10)
+        return await getattr(pins_pb2_grpc.PinAdminStub(frontend.admin), method)(request, timeout=60)
     except grpc.aio.AioRpcError as error:
         raise error_of(error, "the router") from error
 

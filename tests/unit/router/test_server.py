@@ -80,14 +80,14 @@ def test_it_names_its_addresses_answers_and_ends_on_a_signal(number):
     with router_process(config()) as process:
         assert process.stdout is not None
         told = json.loads(process.stdout.readline())
-        with urllib.request.urlopen(f"http://{told['http']}/live", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{told['http']}/live", timeout=60) as answer:
             assert answer.status == 200
         with pytest.raises(urllib.error.HTTPError, match="503"):
-            urllib.request.urlopen(f"http://{told['http']}/ready", timeout=10)
+            urllib.request.urlopen(f"http://{told['http']}/ready", timeout=60)
         host, port = told["grpc"].split(":")
-        socket.create_connection((host, int(port)), timeout=10).close()
+        socket.create_connection((host, int(port)), timeout=60).close()
         process.send_signal(number)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize("field", ["http_port", "grpc_port"])
@@ -141,10 +141,10 @@ def test_it_listens_on_ipv6_and_names_addresses_that_can_be_used():
     with router_process(config(host="::1")) as process:
         assert process.stdout is not None
         told = json.loads(process.stdout.readline())
-        with urllib.request.urlopen(f"http://{told['http']}/live", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{told['http']}/live", timeout=60) as answer:
             assert answer.status == 200
         assert told["grpc"].startswith("[::1]:")
-        socket.create_connection(("::1", int(told["grpc"].rpartition(":")[2])), timeout=10).close()
+        socket.create_connection(("::1", int(told["grpc"].rpartition(":")[2])), timeout=60).close()
 
 
 def live(connection: http.client.HTTPConnection) -> str | None:
@@ -159,7 +159,7 @@ def test_a_life_that_another_one_replaces_refuses_nobody_and_ends():
     with bind_listener("127.0.0.1", 0) as listener:
         endpoint = listener.getsockname()
         told = {"http_port": endpoint[1], "http_fd": listener.fileno()}
-        kept, idle = (http.client.HTTPConnection(*endpoint, timeout=10) for _ in range(2))
+        kept, idle = (http.client.HTTPConnection(*endpoint, timeout=60) for _ in range(2))
         with router_process(config(**told), listener.fileno()) as first:
             ports = {endpoint: int(address.rpartition(":")[2]) for endpoint, address in addresses_of(first).items()}
             told |= {"grpc_port": ports["grpc"], "endpoints": EndpointsConfig(admin_port=ports["admin"])}
@@ -168,16 +168,16 @@ def test_a_life_that_another_one_replaces_refuses_nobody_and_ends():
                 assert addresses_of(second)["grpc"] == f"127.0.0.1:{ports['grpc']}"
                 first.send_signal(signal.SIGUSR1)
                 while live(kept) is None:  # it has not heard of it yet
-                    with contextlib.closing(http.client.HTTPConnection(*endpoint, timeout=10)) as another:
+                    with contextlib.closing(http.client.HTTPConnection(*endpoint, timeout=60)) as another:
                         live(another)
                 assert first.poll() is None, "somebody may still ask over the other connection"
                 assert live(idle) == "close"
-                assert first.wait(timeout=20) == 0
+                assert first.wait(timeout=60) == 0
                 assert live(kept) is None, "the next life has the door"
                 kept.close()
                 with grpc.insecure_channel(f"127.0.0.1:{ports['admin']}") as channel:
                     control = control_pb2_grpc.ControlStub(channel)
-                    assert control.GetServerInfo(control_pb2.GetServerInfoRequest(), timeout=10).role == "router"
+                    assert control.GetServerInfo(control_pb2.GetServerInfoRequest(), timeout=60).role == "router"
 
 
 @pytest.mark.parametrize(("dialled", "is_taken"), [("203.0.113.9", True), ("127.0.0.1", True), ("203.0.113.8", False)])

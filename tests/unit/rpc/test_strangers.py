@@ -83,7 +83,7 @@ async def test_of_many_half_messages_few_are_waited_for(monkeypatch: pytest.Monk
     monkeypatch.setattr(open_calls, "MESSAGE_S", 60.0)
     async with serving() as server:
         calls = [asyncio.create_task(half_a_call(server.address, CHECK)) for _ in range(20)]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while sum(call.done() for call in calls) < len(calls) - open_calls.MOST_UNREAD:
                 await asyncio.sleep(0.01)
         for call in calls:
@@ -137,7 +137,7 @@ async def test_idle_strangers_keep_nobody_out(idle: str, monkeypatch: pytest.Mon
         for _ in range(100):
             await _stranger(idle, server.address, stack)
         for _ in range(5):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while True:
                     with contextlib.suppress(grpc.aio.AioRpcError):  # between two looks there may be no room
                         await ask_load(server.address)
@@ -185,7 +185,7 @@ async def test_who_was_let_in_may_watch_beside_any_number_of_strangers() -> None
         # More than have to end: gRPC may not tell a client of the end of a call in the middle of a write.
         watches = [health_pb2_grpc.HealthStub(strangers).Watch(WATCH) for _ in range(30)]
         following = [asyncio.create_task(_until_ended(watch)) for watch in watches]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while sum(each.done() for each in following) < 8:
                 await asyncio.sleep(0.01)
         for each in following:
@@ -219,7 +219,7 @@ async def test_a_look_without_a_descriptor_left_is_not_the_last_one(monkeypatch:
     monkeypatch.setattr(os, "listdir", look)
     keeping = asyncio.create_task(connections.Connections(1 << 20, 1 << 20).keep(["127.0.0.1:1"]))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (_lowest_free_descriptor(), hard))
             while not looks:
@@ -263,7 +263,7 @@ async def test_strangers_are_looked_at_beside_the_event_loop(monkeypatch: pytest
     async with serving() as server:
         host, _, port = server.address.rpartition(":")
         _, writer = await asyncio.open_connection(host, int(port))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(threads) < 3:
                 await asyncio.sleep(0.02)
         writer.close()
@@ -317,7 +317,7 @@ async def test_a_stranger_that_takes_the_numbers_of_a_client_is_seen(monkeypatch
         keeping = asyncio.create_task(kept.keep([f"127.0.0.1:{address[1]}"]))
         clients = [stack.enter_context(end) for end in _connected(listener)]
         host, port = clients[0].getsockname()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             with kept.calling(f"ipv4:{host}:{port}"):
                 while not kept._admitted or kept._strangers:
                     await asyncio.sleep(0.01)

@@ -160,11 +160,6 @@ def test_an_endpoint_that_is_none_is_named(endpoint: str) -> None:
         TracingConfig(otlp_endpoint=endpoint)
 
 
-def test_a_ratio_is_a_share() -> None:
-    with pytest.raises(ConfigError, match="--trace-ratio must be from 0 to 1, got 1"):
-        TracingConfig(ratio=1.5)
-
-
 class Sink:
     def __init__(self) -> None:
         self.spans: list[Span] = []

@@ -106,7 +106,7 @@ def all_bytes(memory: Pages) -> np.ndarray:
 
 
 def fill(memory: Pages, pages: Iterable[int], content: Callable[[int], np.ndarray]) -> None:
-    """Writes to pages as a access does."""
+    """Writes to pages as an access does."""
     with contextlib.closing(memory.access(1)) as access:
         for page in pages:
             access.landing([page])[0][:] = content(page).data

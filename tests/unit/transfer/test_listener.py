@@ -66,7 +66,7 @@ class Listening:
         return (await self.reader.wait(transfer)).outcome is ReadOutcome.DONE
 
     async def shows_out(self, reason: str, count: int = 1) -> None:
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(60):
             while self.owner.refused.get(reason, 0) < count:
                 await asyncio.sleep(0.01)
 

@@ -64,7 +64,7 @@ async def test_a_process_of_another_user_is_neither_greeted_nor_read_from(monkey
     endpoint = await transport.open(memory, Identity("owner", Epoch(1, 7), "f", TOKEN))
     monkeypatch.setattr(same_user, "_CREDENTIALS", Credentials())
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(10.0)
+        sock.settimeout(60)
         sock.connect(str(private_folder(SOCKETS) / endpoint.address))
         assert sock.recv(100) == b""
     assert transport.refused == {"unauthenticated": 1}

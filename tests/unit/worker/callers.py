@@ -157,7 +157,7 @@ class Router:
     async def answer(self, prompt: Sequence[int], max_tokens: int = 8, **options) -> Received:
         """Opens, and waits for the end."""
         got = await self.open(prompt, max_tokens, **options)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await got.done.wait()
         return got
 
@@ -201,7 +201,7 @@ class Puller:
         """Messages until `count` pages are announced. Raises the ServeError that ended the pull."""
         messages: list[worker_pb2.PagesReady] = []
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while sum(len(message.pages) for message in messages) < count:
                     response = await call.read()
                     assert response is not grpc.aio.EOF
@@ -214,7 +214,7 @@ class Puller:
     async def refusal(self, call: grpc.aio.UnaryStreamCall) -> ServeError:
         """The ServeError that the source answers with."""
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while await call.read() is not grpc.aio.EOF:
                     pass
         except grpc.aio.AioRpcError as error:

@@ -36,7 +36,7 @@ def published(feed: EventFeed, *hashes: BlockHash) -> None:
 
 
 async def take(batches: AsyncIterator[EventBatch], count: int) -> list[EventBatch]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         return [await anext(batches) for _ in range(count)]
 
 

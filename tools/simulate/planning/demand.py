@@ -13,7 +13,7 @@ from tools.simulate.traces.trace import Trace
 from twostroke.base.errors import ConfigError
 
 BURST_S = 10.0
-"""Length of the windows in which arrivals are counted. Their variance over their mean says how bursty a trace is."""
+"""Length of the intervals in which arrivals are counted. Their variance over their mean says how bursty a trace is."""
 
 
 def load_of(trace: Trace, capacity_blocks: int, rate_scale: float = 1.0) -> ExpectedLoad:
@@ -72,13 +72,13 @@ def check_objectives(trace: Trace, shape: FleetShape, promise: LatencyTargets, f
 
 
 def _dispersion(trace: Trace, rate_scale: float) -> float:
-    """Returns the index of dispersion of counts in windows; 1 where requests come as in a Poisson process."""
-    window_s = BURST_S * rate_scale
-    windows = max(1, int(span_s(trace) / window_s))
-    counts = [0] * (windows + 1)
+    """Returns the index of dispersion of counts in intervals; 1 where requests come as in a Poisson process."""
+    interval_s = BURST_S * rate_scale
+    intervals = max(1, int(span_s(trace) / interval_s))
+    counts = [0] * (intervals + 1)
     begin_s = trace.rows[0].timestamp_s
     for row in trace.rows:
-        counts[int((row.timestamp_s - begin_s) / window_s)] += 1
-    whole = counts[:windows]
+        counts[int((row.timestamp_s - begin_s) / interval_s)] += 1
+    whole = counts[:intervals]
     mean = sum(whole) / len(whole)
-    return sum((count - mean) ** 2 for count in whole) / len(whole) / mean if mean and windows > 1 else 1.0
+    return sum((count - mean) ** 2 for count in whole) / len(whole) / mean if mean and intervals > 1 else 1.0

@@ -16,8 +16,8 @@ from twostroke.kv_cache.block import HASH_SCHEME
 from twostroke.kv_cache.form import Conversion, KvForm, PageShape, page_form
 from twostroke.kv_cache.groups.page_group import PageGroup
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
-from twostroke.kv_cache.pool_share import SharedPool
 from twostroke.kv_cache.pool_size import PoolSize
+from twostroke.kv_cache.windows.pool_share import SharedPool
 from twostroke.kv_cache.windows.shape import WindowShape
 from twostroke.models.revision import revision_of
 
@@ -188,7 +188,7 @@ def conversion_of(
         )
         for shape, group in zip(shapes, groups, strict=True)
     )
-    return replace(first, window=further[0] if further else None)
+    return replace(first, further=further[0] if further else None)
 
 
 def _kv_form(config: WorkerConfig) -> KvForm:

@@ -248,7 +248,8 @@ class PinTable:
         ended = None if pin.is_hint else self._hints_to_end(pin)
         if ended is None and not has_room:
             raise PinRefused(
-                "pins keep as many window parts as they may: those of the longest request must fit", field="pin_cap"
+                "pins keep as many last blocks as they may: those of the longest request must fit",
+                field="pin_cap",
             )
         if ended is None:
             raise PinRefused(

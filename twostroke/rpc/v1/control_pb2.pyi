@@ -94,7 +94,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model", "max_model_len", "vocab_size", "eos_token_ids", "dtype", "block_size", "page_bytes", "pool_pages", "kv_format", "kv_converted_from", "window_blocks", "window_bytes", "window_slots")
+    __slots__ = ("model", "max_model_len", "vocab_size", "eos_token_ids", "dtype", "block_size", "page_bytes", "pool_pages", "kv_format", "kv_converted_from", "tail_blocks", "further_page_bytes")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -105,9 +105,8 @@ class ModelInfo(_message.Message):
     POOL_PAGES_FIELD_NUMBER: _ClassVar[int]
     KV_FORMAT_FIELD_NUMBER: _ClassVar[int]
     KV_CONVERTED_FROM_FIELD_NUMBER: _ClassVar[int]
-    WINDOW_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    WINDOW_BYTES_FIELD_NUMBER: _ClassVar[int]
-    WINDOW_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    TAIL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FURTHER_PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     model: str
     max_model_len: int
     vocab_size: int
@@ -118,10 +117,9 @@ class ModelInfo(_message.Message):
     pool_pages: int
     kv_format: str
     kv_converted_from: str
-    window_blocks: int
-    window_bytes: int
-    window_slots: int
-    def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., page_bytes: _Optional[int] = ..., pool_pages: _Optional[int] = ..., kv_format: _Optional[str] = ..., kv_converted_from: _Optional[str] = ..., window_blocks: _Optional[int] = ..., window_bytes: _Optional[int] = ..., window_slots: _Optional[int] = ...) -> None: ...
+    tail_blocks: int
+    further_page_bytes: int
+    def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., page_bytes: _Optional[int] = ..., pool_pages: _Optional[int] = ..., kv_format: _Optional[str] = ..., kv_converted_from: _Optional[str] = ..., tail_blocks: _Optional[int] = ..., further_page_bytes: _Optional[int] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ()
@@ -144,7 +142,7 @@ class WorkerLoad(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., server: _Optional[_Union[ServerInfo, _Mapping]] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "queued_tokens", "pages_total", "pages_free", "pages_cached", "pages_arriving", "pages_active", "pages_quarantined", "seconds_per_token", "seconds_per_step", "state", "queued_s", "prefill_busy_s", "costs", "links", "tiers", "slots", "max_waiting", "pages_pinned", "queried_tokens", "hit_tokens", "conversion_page_s", "adapters", "adapter_load_s", "windows", "stream_step")
+    __slots__ = ("running", "waiting", "queued_tokens", "pages_total", "pages_free", "pages_cached", "pages_arriving", "pages_active", "pages_quarantined", "seconds_per_token", "seconds_per_step", "state", "queued_s", "prefill_busy_s", "costs", "links", "tiers", "slots", "max_waiting", "pages_pinned", "queried_tokens", "hit_tokens", "conversion_page_s", "adapters", "adapter_load_s", "further", "stream_step")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -170,7 +168,7 @@ class Load(_message.Message):
     CONVERSION_PAGE_S_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_LOAD_S_FIELD_NUMBER: _ClassVar[int]
-    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    FURTHER_FIELD_NUMBER: _ClassVar[int]
     STREAM_STEP_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
@@ -197,9 +195,9 @@ class Load(_message.Message):
     conversion_page_s: float
     adapters: _containers.RepeatedScalarFieldContainer[bytes]
     adapter_load_s: float
-    windows: WindowParts
+    further: PageCounts
     stream_step: StreamStep
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_free: _Optional[int] = ..., pages_cached: _Optional[int] = ..., pages_arriving: _Optional[int] = ..., pages_active: _Optional[int] = ..., pages_quarantined: _Optional[int] = ..., seconds_per_token: _Optional[float] = ..., seconds_per_step: _Optional[float] = ..., state: _Optional[_Union[WorkerState, str]] = ..., queued_s: _Optional[float] = ..., prefill_busy_s: _Optional[float] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkRate, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierRate, _Mapping]]] = ..., slots: _Optional[int] = ..., max_waiting: _Optional[int] = ..., pages_pinned: _Optional[int] = ..., queried_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., conversion_page_s: _Optional[float] = ..., adapters: _Optional[_Iterable[bytes]] = ..., adapter_load_s: _Optional[float] = ..., windows: _Optional[_Union[WindowParts, _Mapping]] = ..., stream_step: _Optional[_Union[StreamStep, _Mapping]] = ...) -> None: ...
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_free: _Optional[int] = ..., pages_cached: _Optional[int] = ..., pages_arriving: _Optional[int] = ..., pages_active: _Optional[int] = ..., pages_quarantined: _Optional[int] = ..., seconds_per_token: _Optional[float] = ..., seconds_per_step: _Optional[float] = ..., state: _Optional[_Union[WorkerState, str]] = ..., queued_s: _Optional[float] = ..., prefill_busy_s: _Optional[float] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkRate, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierRate, _Mapping]]] = ..., slots: _Optional[int] = ..., max_waiting: _Optional[int] = ..., pages_pinned: _Optional[int] = ..., queried_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., conversion_page_s: _Optional[float] = ..., adapters: _Optional[_Iterable[bytes]] = ..., adapter_load_s: _Optional[float] = ..., further: _Optional[_Union[PageCounts, _Mapping]] = ..., stream_step: _Optional[_Union[StreamStep, _Mapping]] = ...) -> None: ...
 
 class StreamStep(_message.Message):
     __slots__ = ("rows", "tokens", "draft_s")
@@ -211,7 +209,7 @@ class StreamStep(_message.Message):
     draft_s: float
     def __init__(self, rows: _Optional[float] = ..., tokens: _Optional[float] = ..., draft_s: _Optional[float] = ...) -> None: ...
 
-class WindowParts(_message.Message):
+class PageCounts(_message.Message):
     __slots__ = ("total", "free", "cached", "arriving", "active", "quarantined", "pinned")
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     FREE_FIELD_NUMBER: _ClassVar[int]

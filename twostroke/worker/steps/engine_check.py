@@ -17,8 +17,8 @@ PROBE_TOKENS = 4
 PROBE_TIMEOUT_S = 10.0
 """Time limit of a probe, the smallest step there is."""
 MOST_FAILED_STEPS = 5
-"""Failed steps within FAILED_WINDOW_S after which the epoch ends even if probes succeed: a restart costs less."""
-FAILED_WINDOW_S = 60.0
+"""Failed steps within FAILED_WITHIN_S after which the epoch ends even if probes succeed: a restart costs less."""
+FAILED_WITHIN_S = 60.0
 GREEDY = SamplingParams(seed=0, max_tokens=1, temperature=0.0)
 
 
@@ -47,10 +47,10 @@ class EngineCheck:
             raise error
         told = f"a step failed with {type(error).__name__}: {error}"
         now_s = self._now_s()
-        is_frequent = len(self._failed_at_s) == MOST_FAILED_STEPS and now_s - self._failed_at_s[0] < FAILED_WINDOW_S
+        is_frequent = len(self._failed_at_s) == MOST_FAILED_STEPS and now_s - self._failed_at_s[0] < FAILED_WITHIN_S
         self._failed_at_s.append(now_s)
         if is_frequent:
-            raise EngineLost(f"more than {MOST_FAILED_STEPS} steps failed within {FAILED_WINDOW_S:g} s; {told}")
+            raise EngineLost(f"more than {MOST_FAILED_STEPS} steps failed within {FAILED_WITHIN_S:g} s; {told}")
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 tokens = await self._run()

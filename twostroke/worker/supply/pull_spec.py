@@ -55,7 +55,7 @@ class PullReport:
     """The result of a pull. Wanted blocks that were not pulled are left to local computation."""
 
     pulled: int = 0
-    """Pulled blocks; one counts whose window part alone was wanted."""
+    """Pulled blocks, whichever of their pages were wanted."""
     computed: int = 0
     """Pulled blocks that the source computed for this pull."""
     also_computed: int = 0

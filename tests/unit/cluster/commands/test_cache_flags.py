@@ -24,11 +24,7 @@ SIZES = "write bytes, or for example 512M, 2G, 2GiB, 2GB"
 MISTAKES: dict[str, tuple[list[str], str]] = {
     # Forms of pages
     "no form": ([*SERVE, "--kv-format"], "--kv-format: expected one argument"),
-    "an empty form": ([*SERVE, "--kv-format", ""], FORMS),
-    "a form that there is not": ([*SERVE, "--kv-format", "int2"], FORMS),
-    "a form in capitals": ([*SERVE, "--kv-format", "INT8"], FORMS),
     "half a form's name": ([*SERVE, "--decode-kv-format", "fp8"], FORMS),
-    "a form for prefill that there is not": ([*SERVE, "--prefill-kv-format", "int3"], FORMS),
     "forms that a paced model cannot convert": (
         [*SERVE, "--prefill-kv-format", "float16", "--decode-kv-format", "int8"], "give both the same"
     ),
@@ -38,10 +34,6 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
         "--kv-exact-layers 2 is for --kv-format int4, and pages hold int8",
     ),
     "exact layers of no form": ([*SERVE, "--kv-exact-layers", "1"], "--kv-exact-layers 1 is for --kv-format int4"),
-    "exact layers below 0": (
-        [*SERVE, "--kv-format", "int4", "--kv-exact-layers=-1"], "--kv-exact-layers must be 0 (none) or more, got -1"
-    ),
-    "half an exact layer": ([*SERVE, "--kv-exact-layers", "1.5"], "--kv-exact-layers: invalid int value: '1.5'"),
     "exact layers in a file": ([*UP, "cache: {kv_exact_layers: 1}"], "cache.kv_exact_layers 1 is for cache.kv_format"),
     # Host memory
     "no size": ([*SERVE, "--host-cache", "x"], f"--host-cache: not a size: 'x'; {SIZES}"),
@@ -64,15 +56,10 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
         [*SERVE, "--disk-cache", "1G", "--disk-cache-dir", ""], "--disk-cache-dir is empty; name a path, or leave"
     ),
     "no rate": ([*SERVE, "--disk-write-mb-s", "fast"], "--disk-write-mb-s: invalid float value: 'fast'"),
-    "a rate of 0": ([*SERVE, "--disk-write-mb-s", "0"], "--disk-write-mb-s must be positive and finite, got 0"),
     "a rate below 0": ([*SERVE, "--disk-write-mb-s=-3"], "--disk-write-mb-s must be positive and finite, got -3"),
-    "a rate that is no number": ([*SERVE, "--disk-write-mb-s", "nan"], "must be positive and finite, got nan"),
-    "a rate without end": ([*SERVE, "--disk-write-mb-s", "1e400"], "must be positive and finite, got inf"),
     "a flag that is misspelt": ([*SERVE, "--disk-cach", "1G"], "did you mean --disk-cache or --disk-cache-dir?"),
     # Pins
     "more pins than pages": ([*SERVE, "--pin-cap", "2"], "--pin-cap must be from 0 to 0.9, got 2"),
-    "a share that is no number": ([*SERVE, "--pin-cap", "nan"], "--pin-cap must be from 0 to 0.9, got nan"),
-    "a share below 0": ([*SERVE, "--pin-tenant-cap=-1"], "--pin-tenant-cap must be from 0 to 0.9, got -1"),
     # The same in a cluster file
     "a form in a file": ([*UP, "cache: {kv_format: int2}"], "cluster.yaml:2: cache.kv_format must be one of"),
     "a size in a file": ([*UP, "cache: {host_cache: lots}"], "cluster.yaml:2: cache.host_cache: not a size"),

@@ -101,13 +101,6 @@ def test_half_a_certificate_and_what_cannot_be_encrypted_are_refused(flags: tupl
     assert refused.value.message.startswith(said)
 
 
-@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
-def test_an_impossible_slo_is_refused(seconds: str) -> None:
-    with pytest.raises(ConfigError, match="--slo-ttft must be positive and finite") as raised:
-        config_of("--slo-ttft", seconds)
-    assert raised.value.field == "--slo-ttft"
-
-
 @pytest.mark.parametrize(
     ("text", "size_bytes"),
     [
@@ -145,18 +138,9 @@ def test_a_size_is_shown_as_it_can_be_typed(size_bytes: int) -> None:
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        (["--decode", "0"], "--decode"),
         (["--weights", "int8", "--dtype", "float32"], "--weights int8"),
-        (["--prefill", "-1"], "--prefill"),
-        (["--block-size", "17"], "--block-size"),
-        (["--kv-cache-memory", "0"], "--kv-cache-memory"),
-        (["--max-model-len", "-5"], "--max-model-len"),
         (["--kv-cache-memory", "1000T"], "--kv-cache-memory"),
-        (["--threads", "0"], "--threads"),
         (["--threads", "4000"], "--threads 4000: this machine"),
-        (["--step-target-ms", "0"], "--step-target-ms"),
-        (["--step-target-ms", "-1"], "--step-target-ms"),
-        (["--step-target-ms", "nan"], "--step-target-ms"),
         (["--step-target-ms", "inf"], "--step-target-ms must be positive and finite"),
         (["--transports", "pigeon"], "--transports must be some of"),
         (["--transports", "shm,shm"], "--transports"),
@@ -170,18 +154,11 @@ def test_a_size_is_shown_as_it_can_be_typed(size_bytes: int) -> None:
         ),
         (["--model", "no/such/directory/anywhere/"], "no/such/directory/anywhere"),
         (["--model", "paced:speed=9"], "--model paced: unknown key 'speed'"),
-        (["--routers", "-1"], "--routers must be 0 (they run elsewhere) or more"),
-        (["--ray-wait", "-1"], "--ray-wait must be 0 or more"),
-        (["--fleet-port", "70000"], "--fleet-port must be from 0 to 65535"),
-        (["--worker-rpc-port", "-1"], "--worker-rpc-port must be from 0 to 65535"),
         (["--worker-rpc-port", "7001"], "workers with fixed ports need a node each"),
         (["--token-file", "/no/such/secret"], "--token-file /no/such/secret: No such file"),
-        (["--slo-ttft", "0"], "--slo-ttft must be positive and finite"),
-        (["--max-queued-requests", "-1"], "--max-queued-requests must be 1 or more"),
         (["--host", "203.0.113.1"], "--host"),
         (["--address", "nowhere"], "--address"),
         (["--address", "127.0.0.1:1"], "--address"),
-        (["--http-port", "99999"], "--http-port"),
         (["--http-port", "7001", "--grpc-port", "7001"], "--grpc-port"),
         (["--admin-port", "7001", "--metrics-port", "7001"], "--admin-port and --metrics-port are both 7001"),
         (["--metrics-host", "127.0.0.1"], "--metrics-host needs --metrics-port"),
@@ -221,11 +198,7 @@ def test_pools_that_fit_one_by_one_but_not_together_are_refused(
     "flags",
     [
         ["--dtype", "int3"],
-        ["--weights", "int3"],
-        ["--policy", "best"],
-        ["--kv-cache-memory", "much"],
         ["--threads", "abc"],
-        ["--step-target-ms", "soon"],
     ],
 )
 def test_a_value_that_is_none_of_the_choices_is_refused_in_one_line(

@@ -15,7 +15,7 @@ from cluster.values.spec import fleet_spec
 from tests.unit.cluster.fake_backend import TOKEN, FakeBackend, FakeWorker
 from twostroke.config import ClusterConfig, Role, ScalingConfig, WorkerConfig
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Mounted(FakeWorker):

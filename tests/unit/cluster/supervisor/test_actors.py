@@ -73,7 +73,7 @@ async def test_a_start_is_not_waited_for() -> None:
     worker = mounted()
     run_task = asyncio.create_task(worker.run(1, Role.DECODE, Checkpoint()))
     await asyncio.sleep(0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await worker.shutdown()
     assert not worker.plain.is_tidy
     worker.plain.may_start.set()
@@ -90,7 +90,7 @@ async def test_who_asks_whether_a_life_serves_before_it_has_begun_hears_of_that_
         run_task = asyncio.create_task(worker.run(incarnation, role, Checkpoint()))
         await asyncio.sleep(0)
         worker.plain.may_start.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert (await ready).role is role
             await worker.shutdown()
             await run_task

@@ -17,7 +17,7 @@ async def test_a_worker_that_dies_in_the_moment_in_which_it_is_to_drain_has_left
     async with two_decode_workers(backend) as supervisor:
         drain = asyncio.create_task(supervisor.drain("decode-0", 1.0, restart))
         backend.workers["decode-0"].die(WorkerDied("killed"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await drain
         await until(supervisor, "serving" if restart else "drained")
         assert backend.workers["decode-0"].is_removed is not restart

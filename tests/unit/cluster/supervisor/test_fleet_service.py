@@ -23,14 +23,14 @@ class Watcher:
         self._call = fleet_pb2_grpc.FleetStub(self._channel).Watch(request)
 
     async def until_routers_are(self, *expected: str) -> fleet_pb2.FleetView:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 view = await self._call.read()
                 if [router.router_id for router in view.routers] == list(expected):
                     return view
 
     async def next_version(self) -> int:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return int((await self._call.read()).version)
 
     async def leave(self) -> None:

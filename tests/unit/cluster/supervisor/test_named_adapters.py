@@ -55,7 +55,7 @@ class Fleet:
         return {each.name: each.adapter.digest for each in self.names.to_messages()}
 
     async def until_told(self, *numbers: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while self.worker.told[-1:] != [{digest(number) for number in numbers}]:
                 await asyncio.sleep(0.005)
 
@@ -116,7 +116,7 @@ async def test_the_copy_of_an_adapter_outlives_its_name_for_hours() -> None:
             copy.mkdir(parents=True)
             os.utime(copy, (old, old))
         await fleet.remove("a")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while forgotten.exists():
                 await asyncio.sleep(0.005)
         assert withdrawn.exists()

@@ -106,7 +106,7 @@ async def test_a_worker_that_keeps_dying_is_started_again_and_again_with_growing
     backend.dies_of = WorkerDied("out of memory")
     async with running(backend) as supervisor:
         snapshot = await supervisor.snapshot()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while min(worker.observed.crashes for worker in snapshot.workers) < 3:
                 snapshot = await supervisor.snapshot(snapshot.version)
         assert not any(worker.observed.has_served for worker in snapshot.workers)

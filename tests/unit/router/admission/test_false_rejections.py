@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.admission.fairness import WINDOW_S, Fairness, jain_index
+from router.admission.fairness import PERIOD_S, Fairness, jain_index
 from router.admission.false_rejections import MOST_FOLLOWED, FalseRejections
 from twostroke.base.ids import RequestId, WorkerId
 
@@ -64,4 +64,4 @@ def test_a_tenant_that_waits_or_was_refused_lowers_the_index_until_the_window_ha
     assert fairness.index({"b": 5.0}, 1.0) == pytest.approx(0.5)
     fairness.refused("b", 5.0, 1.0)
     assert fairness.index({}, 2.0) == pytest.approx(0.5)
-    assert fairness.index({}, 2.0 + WINDOW_S) == 1.0
+    assert fairness.index({}, 2.0 + PERIOD_S) == 1.0

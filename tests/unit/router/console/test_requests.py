@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from router.console.request_list import slowest_of
 from tests.unit.router.console.helpers import OPERATOR, console, read
-from twostroke.tracing.recorder import MOST_PER_PERIOD, MOST_REQUESTS, PERIOD_S, WINDOW_S, Recorder, SlowestRequests
+from twostroke.tracing.recorder import KEPT_S, MOST_PER_PERIOD, MOST_REQUESTS, PERIOD_S, Recorder, SlowestRequests
 
 
 async def test_requests_are_listed_the_latest_first_and_opened_by_their_ids() -> None:
@@ -63,5 +63,5 @@ def test_the_slowest_of_each_period_are_kept_for_a_minute() -> None:
         kept.ended(f"later-{second}", (), 1.0, float(second))
     assert not names & {stream for stream, _ in kept.of_the_last_minute(199.0)}
     later = {stream for stream, _ in kept.of_the_last_minute(199.0)}
-    assert {f"later-{second}" for second in range(199 - int(WINDOW_S) + int(PERIOD_S), 199)} <= later
-    assert WINDOW_S / PERIOD_S * MOST_PER_PERIOD < 250, "a bounded number of requests"
+    assert {f"later-{second}" for second in range(199 - int(KEPT_S) + int(PERIOD_S), 199)} <= later
+    assert KEPT_S / PERIOD_S * MOST_PER_PERIOD < 250, "a bounded number of requests"

@@ -107,7 +107,7 @@ def message_of(path: str, body: bytes) -> str:
 
 @pytest.fixture
 async def client(frontend: Frontend) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=frontend.url, timeout=20) as opened:
+    async with httpx.AsyncClient(base_url=frontend.url, timeout=60) as opened:
         yield opened
 
 
@@ -148,7 +148,7 @@ def with_field(path: str, name: str, value: Any) -> Json:
 
 @pytest.mark.parametrize("path", WAYS)
 async def test_a_client_of_every_dialect_may_narrow_speculation(frontend: Frontend, path: str) -> None:
-    async with httpx.AsyncClient(base_url=frontend.url, timeout=20) as client:
+    async with httpx.AsyncClient(base_url=frontend.url, timeout=60) as client:
         got = await client.post(url_of(path), json=with_field(path, "speculation", "off"))
         assert got.status_code == 200, got.text
         assert [request.speculation for request in frontend.dispatcher.requests] == ["off"]
@@ -203,7 +203,7 @@ async def test_a_call_without_a_key_is_refused_in_the_dialects_form(path: str, t
     keys.write_text(yaml.safe_dump({"keys": {key.id: {"sha256": key.sha256, "tenant": "a"}}}))
     async with (
         open_frontend(EndpointsConfig(api_keys=str(keys))) as opened,
-        httpx.AsyncClient(base_url=opened.url, timeout=20) as client,
+        httpx.AsyncClient(base_url=opened.url, timeout=60) as client,
     ):
         for headers in ({}, {"x-api-key": "wrong"}, {"authorization": "Bearer wrong"}):
             got = await client.post(url_of(path), json=asked(path), headers=headers)

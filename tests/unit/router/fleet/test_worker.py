@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from router.fleet.worker import UTILISATION_WINDOW_S, LinkRate, Worker
+from router.fleet.worker import UTILISATION_AVERAGE_S, LinkRate, Worker
 from twostroke.base.ids import Epoch, WorkerId
 from twostroke.config import Role
 from twostroke.rpc.v1 import control_pb2
@@ -41,7 +41,7 @@ def test_utilisation_does_not_depend_on_how_often_a_worker_reports() -> None:
 
 
 def test_a_minute_later_most_is_forgotten() -> None:
-    reports = round(UTILISATION_WINDOW_S / 0.25)
+    reports = round(UTILISATION_AVERAGE_S / 0.25)
     assert after([1.0] * 2000 + [0.0] * reports).utilisation == pytest.approx(0.37, abs=0.05)
 
 
@@ -49,7 +49,7 @@ def test_seconds_told_in_the_same_instant_count_in_full() -> None:
     worker = new_worker()
     worker.report(control_pb2.Load(), 0.0)
     worker.report(control_pb2.Load(prefill_busy_s=6.0), 0.0)
-    assert worker.utilisation == pytest.approx(6.0 / UTILISATION_WINDOW_S)
+    assert worker.utilisation == pytest.approx(6.0 / UTILISATION_AVERAGE_S)
     worker.report(control_pb2.Load(prefill_busy_s=600.0), 0.0)
     assert worker.utilisation == 1.0
 

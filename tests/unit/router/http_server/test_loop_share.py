@@ -38,7 +38,7 @@ async def test_a_connection_that_is_gone_takes_no_turn() -> None:
         return True
 
     share.drain(read)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await has_read.wait()
 
 
@@ -57,6 +57,6 @@ async def test_a_step_that_fails_keeps_no_other_connection_waiting(is_drain: boo
     ask = share.drain if is_drain else share.run
     ask(fail)
     ask(run)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await has_run.wait()
     assert len(failures) == 1

@@ -27,7 +27,6 @@ from tests.certificates import Authority
 from tests.half_calls import half_a_call
 from tests.unit.router.conftest import open_frontend
 from twostroke.base.credentials import TlsConfig
-from twostroke.base.errors import ConfigError
 from twostroke.config import EndpointsConfig
 from twostroke.request import SampledToken
 from twostroke.rpc import connections, entrance, open_calls
@@ -97,7 +96,7 @@ async def ends(reader: asyncio.StreamReader) -> bytes:
     """What comes until the connection does."""
     said = b""
     with contextlib.suppress(ConnectionResetError):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while piece := await reader.read(1 << 16):
                 said += piece
     return said
@@ -142,7 +141,7 @@ async def test_who_takes_nothing_of_an_answer_is_gone_after_a_while(monkeypatch:
         reader, writer = await connect()
         writer.write(b"GET /endless HTTP/1.1\r\nHost: router\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await app.gone.wait()
 
 
@@ -233,7 +232,7 @@ async def test_connections_over_tls_leave_no_garbage(tmp_path: Path, monkeypatch
             assert len(left) == 2
             silent.transport.abort()
             cut_off.transport.abort()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while left:
                     await asyncio.sleep(0.01)
         finally:
@@ -286,19 +285,6 @@ async def test_grpc_connections_that_do_not_shake_hands_end(monkeypatch: pytest.
         reader, writer = await asyncio.open_connection(*frontend.grpc_address.split(":"))
         await ends(reader)
         writer.close()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        ({"max_connections": 0}, "--max-connections must be 1 or more"),
-        ({"max_request_bytes": 0}, "--max-request-bytes must be 1 or more"),
-        ({"max_connection_age_s": 0.0}, "--max-connection-age must be from 1 to 1000000"),
-    ],
-)
-def test_limits_that_let_nobody_in_are_refused(wrong: dict[str, float], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        EndpointsConfig(**wrong)  # type: ignore[arg-type]  # one of its fields
 
 
 async def test_who_sends_more_than_its_last_request_may_be_slow_to_take_its_answer(

@@ -62,7 +62,10 @@ async def running(text: Any = None, model_dir: str = "") -> AsyncIterator[Proces
 
 
 class Ticker:
-    """How late the event loop is: a task that wants to run every 2 ms notes its longest gap."""
+    """How long work holds the event loop: a task that wants to run every 2 ms notes what its longest gap takes.
+
+    Time is the loop's own on the processor, so that a gap in which other processes have it is none.
+    """
 
     async def __aenter__(self) -> Ticker:
         self.worst_s = 0.0
@@ -76,9 +79,9 @@ class Ticker:
 
     async def _run(self) -> None:
         while True:
-            before = time.perf_counter()
+            before_s = time.thread_time()
             await asyncio.sleep(0.002)
-            self.worst_s = max(self.worst_s, time.perf_counter() - before)
+            self.worst_s = max(self.worst_s, time.thread_time() - before_s)
 
 
 WORD = "word "
@@ -289,7 +292,7 @@ async def test_requests_that_wait_when_their_router_ends_are_refused() -> None:
         asked = [asyncio.create_task(prepares.prepare(work, "")) for _ in range(3)]
         while len(lane._queues) == 0 or len(lane._queues[""].waiting) != 2:
             await asyncio.sleep(0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         asked.append(asyncio.create_task(prepares.prepare(work, "")))
         outcomes = await asyncio.gather(*asked)
     assert all(isinstance(outcome.error, Draining) for outcome in outcomes)
@@ -329,7 +332,7 @@ async def test_without_keys_addresses_take_turns_and_who_waits_is_held_to_its_de
             return await http.post(path, json={"prompt": "a"}, headers={"x-request-timeout-s": str(timeout_s)})
 
     long = [asyncio.create_task(ask(host, "/v1/completions", 600)) for host in ("10.0.0.1", "10.0.0.2")]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(held.waiting) < 2:
             await asyncio.sleep(0.01)
         assert sorted(held.waiting) == ["10.0.0.1", "10.0.0.2"]

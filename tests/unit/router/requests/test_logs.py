@@ -125,7 +125,7 @@ async def test_no_refusal_over_http_puts_a_clients_word_into_a_log(
     frontend: Frontend, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = 0
-    async with httpx.AsyncClient(base_url=frontend.url, timeout=20) as client:
+    async with httpx.AsyncClient(base_url=frontend.url, timeout=60) as client:
         for body in bodies(path):
             refused += (await client.post(url_of(path), json=body)).status_code >= 400
         await client.post(url_of(path), content=b'{"canary-4711": ', headers={"content-type": "application/json"})

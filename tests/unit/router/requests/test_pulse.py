@@ -24,7 +24,7 @@ async def lines_while_it_stalls(frontend: Frontend, after_tokens: int, headers: 
     frontend.dispatcher.stalls, frontend.dispatcher.failure_after = True, after_tokens
 
     async def abort() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await frontend.dispatcher.stalled.wait()
         await asyncio.sleep(0.3)
         for name in list(frontend.dispatcher.open_ids):

@@ -47,10 +47,10 @@ def test_old_evictions_are_forgotten() -> None:
 
 def test_what_happens_now_outweighs_what_happened_long_ago() -> None:
     blocks = ReReferenceRate()
-    for start in range(0, 2 * prefix_index.EVICTION_WINDOW, 1000):
+    for start in range(0, 2 * prefix_index.HALVING_EVICTIONS, 1000):
         blocks.evicted(hashes(start, start + 1000))
         blocks.asked(hashes(start, start + 1000))
     assert blocks.rate > 0.95
-    for start in range(2 * prefix_index.EVICTION_WINDOW, 6 * prefix_index.EVICTION_WINDOW, 1000):
+    for start in range(2 * prefix_index.HALVING_EVICTIONS, 6 * prefix_index.HALVING_EVICTIONS, 1000):
         blocks.evicted(hashes(start, start + 1000))
     assert blocks.rate < 0.2

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(60)
 """An answer that goes on where it must not waits for a worker that is held."""
 
 OLD, NEW = "toy/1", "toy/2"
-WAIT_S = 20.0
+WAIT_S = 60.0
 """Longer than any of these tests: what is refused is refused at once, and waits for nobody."""
 
 

@@ -28,7 +28,7 @@ async def frontend(fleet):
     server = RouterServer(config, core, InlinePreparer(ByteText()), RouterMetrics(), router_id=core.router_id)
     async with (
         server.serving(),
-        httpx.AsyncClient(base_url=f"http://{server.addresses.http}", timeout=20) as http,
+        httpx.AsyncClient(base_url=f"http://{server.addresses.http}", timeout=60) as http,
         grpc.aio.insecure_channel(server.addresses.grpc) as channel,
     ):
         yield http, inference_pb2_grpc.InferenceStub(channel)

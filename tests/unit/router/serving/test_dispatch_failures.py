@@ -27,7 +27,7 @@ async def test_a_core_that_fails_says_so_and_its_clients_are_told(fleet, ask, mo
 
     monkeypatch.setattr(core._fleet, "_take", break_down)
     fleet.show()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(ExceptionGroup, match="TaskGroup"):
             await core.ended()
         with pytest.raises(Draining):
@@ -51,7 +51,7 @@ async def test_a_bug_while_closing_an_answer_costs_no_other_one(fleet, ask, soon
     leaving.task.cancel()
     await soon(lambda: closes == ["leaving#0"])
     worker.hold_at = None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert (await other.task).is_right
 
 

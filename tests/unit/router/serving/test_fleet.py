@@ -354,7 +354,7 @@ async def test_while_every_decode_worker_drains_a_request_fails_at_once(fleet, a
     worker.load.state = control_pb2.WORKER_STATE_DRAINING
     await soon(lambda: statuses(core)["decode-0"] == "draining")
     with pytest.raises(Draining, match="every decode worker drains"):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await ask(core, request_id="new").task
     assert not core.is_ready
     assert core.knows_decode_worker, "clients of the others may go on waiting"
@@ -402,7 +402,7 @@ async def test_a_subscriber_is_told_when_a_worker_leaves(fleet, soon):
     events = core.subscribe(control_pb2.SubscribeKvEventsRequest())
     assert (await anext(events)).stored == CHAIN[0]
     await fleet.remove("decode-0")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not (last := await anext(events)).snapshot:
             pass
     assert (last.worker_id, last.epoch, last.stored, last.block_count) == ("decode-0", str(worker.epoch), b"", 0)

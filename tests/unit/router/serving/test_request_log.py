@@ -93,7 +93,7 @@ def test_a_full_disk_is_logged_once_loses_whole_lines_and_heals(
     writer.put(ready_made(answer(0)))
     for number in (1, 2):
         writer.put(ready_made(answer(number)))
-        assert refused.acquire(timeout=10)
+        assert refused.acquire(timeout=60)
     is_full = False
     writer.put(ready_made(answer(9)))
     writer.close()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from router.text.detokenize import ByteDecoder, OutputText, WindowDecoder
+from router.text.detokenize import ByteDecoder, OutputText, RecentTokensDecoder
 from router.text.stop_strings import StopScanner, StopStrings
 
 PIECES = st.text(alphabet="ab€😀é\n", max_size=24)
@@ -84,7 +84,7 @@ def test_any_bytes_of_a_byte_level_tokenizer_stream_as_they_decode_at_once(data)
     hidden = [byte for byte in range(256) if byte not in alphabet]
     char_of = {byte: chr(byte) for byte in alphabet} | {byte: chr(256 + rank) for rank, byte in enumerate(hidden)}
     tokenizer = byte_level([char_of[byte] for byte in range(256)])
-    decoder = WindowDecoder(lambda ids: tokenizer.decode(list(ids)), frozenset(), [])
+    decoder = RecentTokensDecoder(lambda ids: tokenizer.decode(list(ids)), frozenset(), [])
     assert "".join([*map(decoder.feed, data), decoder.flush()]) == bytes(data).decode("utf-8", "replace")
 
 
@@ -97,7 +97,7 @@ def test_any_bytes_of_a_byte_level_tokenizer_stream_as_they_decode_at_once(data)
 )
 def test_words_and_byte_fallbacks_stream_as_they_decode_at_once(parts):
     tokenizer, ids = byte_fallback(), [token for part in parts for token in part]
-    decoder = WindowDecoder(lambda ids: tokenizer.decode(list(ids)), frozenset({261}), [])
+    decoder = RecentTokensDecoder(lambda ids: tokenizer.decode(list(ids)), frozenset({261}), [])
     texts = [decoder.feed(token) for token in ids]
     assert "".join([*texts, decoder.flush()]) == tokenizer.decode(ids)
     assert not any("\ufffd" in text for text in texts)
@@ -105,13 +105,13 @@ def test_words_and_byte_fallbacks_stream_as_they_decode_at_once(parts):
 
 def test_the_space_before_the_first_word_survives_where_a_prompt_goes_before():
     tokenizer = byte_fallback()
-    decoder = WindowDecoder(lambda ids: tokenizer.decode(list(ids)), frozenset(), [256])
+    decoder = RecentTokensDecoder(lambda ids: tokenizer.decode(list(ids)), frozenset(), [256])
     assert decoder.feed(257) == " b"
 
 
 def test_a_character_that_the_prompt_began_is_completed():
     tokenizer = byte_level(["â", "Ĥ", "¬"])
-    decoder = WindowDecoder(lambda ids: tokenizer.decode(list(ids)), frozenset(), [0, 1])
+    decoder = RecentTokensDecoder(lambda ids: tokenizer.decode(list(ids)), frozenset(), [0, 1])
     assert decoder.feed(2) == "€"
 
 

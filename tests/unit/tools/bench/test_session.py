@@ -59,7 +59,7 @@ async def test_an_open_loop_sends_everything_before_the_first_answer(openai_serv
     openai_server.may_answer.clear()
     flags = ("--num-requests", "15", "--prompt-tokens", "8", "--output-tokens", "2", "--rate", "1000")
     running = asyncio.create_task(report_of(options("--url", openai_server.url, *flags)))
-    async with asyncio.timeout(20), openai_server.opened:
+    async with asyncio.timeout(60), openai_server.opened:
         await openai_server.opened.wait_for(lambda: openai_server.open == 15)
     openai_server.may_answer.set()
     report = await running

@@ -167,22 +167,22 @@ def test_pages_of_window_layers_are_billed_apart_as_a_worker_keeps_them(tmp_path
         WorkerConfig(role=Role.DECODE, worker_id="d", model=model, cache=CacheConfig(**memory)), windowed
     )
     size = bill.chosen.size
-    assert size.windows is not None
+    assert size.further is not None
     assert (size.pages, size.page_bytes) == (built.model.pages, built.model.page_bytes)
-    assert (size.windows.pages, size.windows.page_bytes) == (
+    assert (size.further.pages, size.further.page_bytes) == (
         built.model.windows[0].pages,
         built.model.windows[0].page_bytes,
     )
     assert bill.chosen.pool_bytes == built.model.layout.host_bytes
-    assert size.pages > 8 * MIB // size.block_bytes > size.windows.pages
+    assert size.pages > 8 * MIB // size.block_bytes > size.further.pages
     assert [group.window for group in bill.model.groups] == [None, 21]
     long, short = (size.request_bytes(tokens) for tokens in (160, 16))
-    assert long == 10 * size.page_bytes + 4 * size.windows.page_bytes
+    assert long == 10 * size.page_bytes + 4 * size.further.page_bytes
     assert short == size.block_bytes
-    assert size.concurrent(160) == min(size.pages // 10, size.windows.pages // 4)
+    assert size.concurrent(160) == min(size.pages // 10, size.further.pages // 4)
     cache = CacheConfig(**memory, host_cache_bytes=4 * MIB)
     tiers = make_bill(flags(str(windowed), dtype="float32", memory=memory | {"host_cache_bytes": 4 * MIB})).chosen
-    assert [tiers.host_pages, tiers.host_windows] == [
+    assert [tiers.host_pages, tiers.host_further] == [
         share_of(group, cache, built.model.layout).host_cache_bytes // built.model.layout.page_sizes[group]
         for group in GroupKind
     ]

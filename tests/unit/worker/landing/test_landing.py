@@ -152,7 +152,7 @@ class SlowConversions:
 
     def _convert(self, *page: Any) -> None:
         self.begun.set()
-        assert self.go.wait(10)
+        assert self.go.wait(60)
         convert(*page)
 
 

@@ -87,7 +87,7 @@ class Client:
 
     async def ready(self) -> list[pins_pb2.HeldPin]:
         """The pins, once all are ready."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 held = list((await self.listed()).held)
                 if all(pin.state == pins_pb2.PIN_STATE_READY for pin in held):

@@ -200,7 +200,7 @@ async def test_any_mixture_of_peers_and_faults_ends_in_the_right_tokens_and_empt
                 await asyncio.sleep(random.random() / 5)
                 await to.close(str(number))
                 return
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 await got.done.wait()
             assert got.tokens == expected_tokens(prompt, 8)
 

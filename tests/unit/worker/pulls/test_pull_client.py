@@ -329,7 +329,7 @@ async def test_shutting_down_stops_pulls_whose_pages_are_still_wanted() -> None:
             pull = target.host.pulls.start(spec, answers_of(target)._supplies._tasks)
             await eventually(lambda: source.worker._open_work() == 1)
             await target.worker.shutdown()
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(60):
                 await asyncio.wait({pull})
             assert pull.cancelled()
         await eventually(lambda: source.worker._open_work() == 0)
@@ -368,7 +368,7 @@ async def test_any_mixture_of_faults_ends_in_the_right_tokens_and_empty_books(se
                 await asyncio.sleep(random.random() / 5)
                 await router.close(str(number))
                 return
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 await got.done.wait()
             assert got.tokens == expected_tokens(prompt, 8)
 

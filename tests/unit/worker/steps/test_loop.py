@@ -47,7 +47,7 @@ def before_each_step(worker: Running, call: Callable[[int], object]) -> None:
 async def test_a_token_goes_out_while_the_next_step_runs() -> None:
     may_go_on = threading.Event()
     async with decode() as worker, router_to(worker) as router:
-        before_each_step(worker, lambda step: step != 3 or may_go_on.wait(10))
+        before_each_step(worker, lambda step: step != 3 or may_go_on.wait(60))
         got = await router.open(PROMPT, 6)
         await eventually(lambda: len(got.tokens) == 3)
         may_go_on.set()
@@ -109,7 +109,7 @@ async def test_a_request_that_is_closed_while_its_step_runs_ends_alone() -> None
     def hold(step: int) -> None:
         if step == 3:
             is_running.set()
-            may_go_on.wait(10)
+            may_go_on.wait(60)
 
     async with decode() as worker, router_to(worker) as router:
         before_each_step(worker, hold)

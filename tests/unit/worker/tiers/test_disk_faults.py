@@ -210,7 +210,7 @@ async def test_a_disk_that_never_answers_from_the_start_on_is_left_out(
     faults = faulty(monkeypatch)
     faults.answers.clear()
     try:
-        async with asyncio.timeout(10), tiered(tmp_path) as worker, router_to(worker) as router:
+        async with asyncio.timeout(60), tiered(tmp_path) as worker, router_to(worker) as router:
             await ask(router, A)
             assert of_tier(worker, "up") == 0
         said = [record.getMessage() for record in caplog.records if "disk tier not opened" in record.getMessage()]

@@ -61,7 +61,7 @@ class Blockade:
     def digest(self, data: memoryview) -> bytes:
         self.threads.add(threading.current_thread().name)
         self.pages += 1
-        assert self.is_open.wait(10)
+        assert self.is_open.wait(60)
         return offload.digest(data)
 
 
@@ -258,7 +258,7 @@ async def fetch_b(target: Running, source: Running) -> None:
         root=bytes(16),
         within_s=5,
     )
-    await worker_pb2_grpc.PagesStub(channel.channel).Fetch(request, metadata=channel.metadata, timeout=10)
+    await worker_pb2_grpc.PagesStub(channel.channel).Fetch(request, metadata=channel.metadata, timeout=60)
     await channel.close()
 
 

@@ -47,7 +47,7 @@ class Fetcher:
         self.threads.add(threading.get_ident())
         if read.block_hash == NEVER:
             self._tier.fetching.release()
-            assert self._tier.answers.wait(10)
+            assert self._tier.answers.wait(60)
         if read.block_hash == BROKEN:
             raise OSError("the disk is broken")
         if read.block_hash == DAMAGED:
@@ -83,7 +83,7 @@ class Rig:
     def start_stuck(self, pages: int) -> tuple[ReadJob[int], ReaderThread[int], Future[None]]:
         """Starts a job of so many pages, and returns once its first read does not end."""
         started = self.start(self.reads(pages, NEVER))
-        assert self.fetchers.fetching.acquire(timeout=10)
+        assert self.fetchers.fetching.acquire(timeout=60)
         return started
 
     def has_landed(self, reads: list[PageRead[int]]) -> bool:

@@ -210,9 +210,9 @@ def _cpu_arithmetic(config: WorkerConfig) -> str:
 
 
 def _in_pieces(conversion: Conversion) -> Conversion:
-    """Returns a conversion of pages in the native order, and of their window parts."""
-    window = None if conversion.window is None else replace(conversion.window, has_pieces=True)
-    return replace(conversion, has_pieces=True, window=window)
+    """Returns a conversion of pages in the native order, in each group."""
+    further = None if conversion.further is None else replace(conversion.further, has_pieces=True)
+    return replace(conversion, has_pieces=True, further=further)
 
 
 def _layout_of(

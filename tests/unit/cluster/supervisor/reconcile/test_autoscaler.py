@@ -48,7 +48,7 @@ async def test_a_supervisor_that_plans_nothing_keeps_no_more_of_reports_than_a_p
 
 
 async def test_a_planner_that_fails_leaves_counts_as_they_are_and_the_supervisor_alive() -> None:
-    quick = ScalingConfig(max_decode=2, tick_s=0.01, window_s=0.02, up_s=0.01)
+    quick = ScalingConfig(max_decode=2, tick_s=0.01, average_s=0.02, up_s=0.01)
     async with supervising(Backend(), ClusterConfig(prefill=1, decode=1, scaling=quick)) as supervisor:
         for look in range(10):
             supervisor._autoscaler.report(
@@ -61,7 +61,7 @@ async def test_a_planner_that_fails_leaves_counts_as_they_are_and_the_supervisor
 
 
 async def test_a_worker_that_sleeps_is_not_replaced_and_none_goes_because_of_it() -> None:
-    quick = ScalingConfig(max_prefill=3, tick_s=0.01, window_s=0.02, up_s=0.01)
+    quick = ScalingConfig(max_prefill=3, tick_s=0.01, average_s=0.02, up_s=0.01)
     async with supervising(Backend(), ClusterConfig(prefill=1, decode=1, scaling=quick)) as supervisor:
         await supervisor.sleep("prefill-0", 1.0, force=True)
         for _ in range(10):

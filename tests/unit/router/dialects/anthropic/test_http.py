@@ -21,7 +21,7 @@ LONG = {**ASK, "messages": [{"role": "user", "content": "hi" * 600}]}
 @pytest.fixture
 async def http(frontend: Frontend) -> AsyncIterator[httpx.AsyncClient]:
     """A client that takes events with types; that of `frontend` reads like clients of OpenAI's API."""
-    async with httpx.AsyncClient(base_url=frontend.url, timeout=20) as client:
+    async with httpx.AsyncClient(base_url=frontend.url, timeout=60) as client:
         yield client
 
 

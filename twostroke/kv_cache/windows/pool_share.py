@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
-from twostroke.kv_cache.pool_size import PoolSize, WindowPages, enough_pages
+from twostroke.kv_cache.pool_size import GroupPages, PoolSize, enough_pages
 
 USUAL_WINDOWS: Final = 4
 """Windows that a sequence of the usual length is long. With shorter sequences the pages of windows run out first, and
@@ -66,7 +66,7 @@ class SharedPool:
         first, *others = self.layout(memory_bytes).regions
         if not others:
             return PoolSize(first.pages, first.page_bytes, self.block_size)
-        windows = WindowPages(others[0].pages, others[0].page_bytes, self._window, self._window_blocks)
+        windows = GroupPages(others[0].pages, others[0].page_bytes, self._window, self._window_blocks)
         return PoolSize(first.pages, first.page_bytes, self.block_size, windows)
 
     @property
