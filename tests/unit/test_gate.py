@@ -20,7 +20,7 @@ def test_it():
     assert not is_first
 """
 FAILS = "def test_it():\n    assert False\n"
-FAILS_OFTEN = "".join(f"def test_{number}():\n    assert False\n" for number in range(6))
+FAILS_OFTEN = "".join(f"def test_{number}():\n    assert False\n" for number in range(9))
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ FAILS_OFTEN = "".join(f"def test_{number}():\n    assert False\n" for number in 
     [
         (FAILS_ONCE, 0, "passed alone, so the machine's load had turned them red; mend them:\n  test_this.py::test_it"),
         (FAILS, 1, "run once more, alone: test_this.py::test_it"),
-        (FAILS_OFTEN, 1, "6 tests failed: none is run again"),
+        (FAILS_OFTEN, 1, "9 tests failed: none is run again"),
         ("import nowhere\n", 2, "1 error"),
     ],
     ids=["once", "always", "many", "uncollected"],

@@ -54,6 +54,10 @@ class WindowGroup(FurtherGroup):
         """Tells whether the part of this block is filled or arriving."""
         return block_hash in self._by_hash
 
+    @property
+    def tail_blocks(self) -> int:
+        return self.shape.tail_blocks
+
     def depth(self, hashes: Sequence[BlockHash], most: int, has: Callable[[BlockHash], bool] | None = None) -> int:
         is_here = has or (lambda block_hash: self.find(block_hash) is not None)
         return deepest(most, self.shape.tail_blocks, lambda block: is_here(hashes[block]))

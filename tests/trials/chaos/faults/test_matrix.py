@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -41,16 +43,25 @@ async def is_noticed(run: FaultRun, bed: Bed, text: str) -> bool:
     return False
 
 
-async def test_no_client_notices_a_fault_and_with_a_guard_off_the_matrix_does(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """One cluster for all: to start it takes longer than to break it."""
-    async with restarting_cluster(monkeypatch, tmp_path, decode=2) as bed:
+@contextlib.asynccontextmanager
+async def running(patch: pytest.MonkeyPatch, folder: Path) -> AsyncIterator[tuple[FaultRun, Bed]]:
+    """One cluster for all faults: to start it takes longer than to break it."""
+    async with restarting_cluster(patch, folder, decode=2) as bed:
         run = FaultRun(bed, Clients(routers=bed.routers, model=bed.model, patience_s=PATIENCE_S), LOAD, QUICK_SECONDS)
         await run.prepare({})
+        yield run, bed
+
+
+async def test_no_client_notices_a_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async with running(monkeypatch, tmp_path) as (run, bed):
         for name in QUICK:
             outcome = await outcome_of(run, bed, name)
             assert outcome.verdict == "ok", (name, outcome.verdict)
+
+
+@pytest.mark.slow
+async def test_with_a_guard_off_the_matrix_notices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async with running(monkeypatch, tmp_path) as (run, bed):
         for guard, name in NOTICED:
             await bed.forget_cached()
             _, wrong = await run.undisturbed(0.0001)

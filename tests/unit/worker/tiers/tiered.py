@@ -62,13 +62,15 @@ async def tiered(
         disk_write_mb_s=write_mb_s,
     )
     async with serving(config.replace(cache=cache)) as running:
-        predict(running, compute_s)
+        if host_pages or folder is not None:
+            predict(running, compute_s)
         yield running
 
 
 def predict(running: Running, compute_s: float) -> None:
     """Lets a worker predict this time for computing any blocks."""
-    for each in (*running.host.loads.prices, running.host.prefetch):
+    lower = running.lower
+    for each in (*lower.loads.prices, lower.prefetch):
         each._compute_s = lambda queued: compute_s
 
 
@@ -100,7 +102,7 @@ def announced(running: Running, tier: Tier) -> set[bytes]:
 
 async def written(running: Running) -> None:
     """Waits for writes to disk."""
-    await eventually(lambda: running.host.tiers.disk is None or not running.host.tiers.disk.writes)
+    await eventually(lambda: running.lower.tiers.full.disk is None or not running.lower.tiers.full.disk.writes)
 
 
 def on_disk(running: Running) -> set[bytes]:

@@ -11,57 +11,34 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from tools.simulate.fleet.event_queue import EventQueue
-from tools.simulate.fleet.results import WorkerUse
 from tools.simulate.fleet.shape import FleetShape
-from twostroke.base.ids import BlockHash, PageId, SessionId
-from twostroke.kv_cache.events import EventLog
+from tools.simulate.fleet.worker.interfaces import WorkerParts
+from twostroke.base.ids import BlockHash, PageId
 from twostroke.kv_cache.memory import PageAccess
 from twostroke.kv_cache.parts import GroupKind
-from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.tiers.byte_budget import WriteBudget
 from twostroke.kv_cache.tiers.disk_store import DiskStore, ReclaimedRecord, RecordPlace, RecordReservation
 from twostroke.kv_cache.tiers.files import SegmentFiles
 from twostroke.kv_cache.tiers.record import RecordFormat
-from twostroke.scheduler.cost import Queued
-from twostroke.worker.metrics import WorkerMetrics
+from twostroke.worker.measured.page_time import PageTime, ReadTimes
 from twostroke.worker.tiers.changes import TierChanges
 from twostroke.worker.tiers.disk_tier import DiskParts, DiskTier, staged_pages
 from twostroke.worker.tiers.disk_writer import PageWrite
 from twostroke.worker.tiers.host_tier import HostTier
 from twostroke.worker.tiers.loads.prefetch import Prefetch
 from twostroke.worker.tiers.loads.tier_loads import TierLoads
+from twostroke.worker.tiers.metrics import TierMetrics
 from twostroke.worker.tiers.page_tiers import PageTiers
-from twostroke.worker.tiers.price import PageTime, ReadTimes
 from twostroke.worker.tiers.reader import THREADS, BusyThreads, MissingPage, PageRead, ReadJob, TierReaders
 
 NO_BYTES = memoryview(b"")
-
-
-class TierHost(Protocol):
-    """What the tiers need of a simulated worker."""
-
-    @property
-    def queue(self) -> EventQueue: ...
-    @property
-    def shape(self) -> FleetShape: ...
-    @property
-    def pool(self) -> BlockPool: ...
-    @property
-    def log(self) -> EventLog: ...
-    @property
-    def use(self) -> WorkerUse: ...
-    @property
-    def metrics(self) -> WorkerMetrics: ...
-    def new_session(self) -> SessionId: ...
-    def compute_s(self, queued: Queued) -> float: ...
-    def wake(self) -> None: ...
 
 
 class SimulatedDisk:
@@ -117,7 +94,7 @@ class SimulatedWriter:
 class SimulatedTiers(PageTiers):
     """The tiers of one epoch of a worker."""
 
-    def __init__(self, host: TierHost, disk: SimulatedDisk | None) -> None:
+    def __init__(self, host: WorkerParts, disk: SimulatedDisk | None) -> None:
         self._worker = host
         shape, changes = host.shape, TierChanges(GroupKind.FULL)
         below = None if disk is None else self._on_disk(disk, changes)
@@ -126,7 +103,7 @@ class SimulatedTiers(PageTiers):
         readers = self._readers_of(Tier.HOST)
         top = HostTier(memory, readers, changes, below, self._now_s) if host_pages else None
         super().__init__(memory, top, below, changes, wants_disk=False)
-        self.report_to(host.metrics.of_tiers())
+        self.report_to(TierMetrics(host.metrics.registry, host.role.value))
         self.begin_epoch(host.log)
 
     def loads(self) -> TierLoads:
