@@ -15,7 +15,7 @@ from router.requests.request_handler import RequestHandler
 from twostroke.base.errors import InvalidRequest
 from twostroke.base.fault_points import Point, reach
 from twostroke.kv_cache.block import block_hashes_of, owner_salt
-from twostroke.kv_cache.pins import Pin, pin_id_of
+from twostroke.kv_cache.pins.pin_table import Pin, pin_id_of
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.pins import pin_to_message

@@ -54,6 +54,7 @@ from twostroke.worker.services.pages_service import CachedOnlyJob, PageJob, Requ
 from twostroke.worker.steps.sharing import TimeSharing
 from twostroke.worker.supply.supplier import Supplier
 from twostroke.worker.tiers.loads.prefetch import Prefetch
+from twostroke.worker.tiers.metrics import tier_rates
 
 MAX_MODEL_LEN = 1 << 30
 """No trace's prompt is refused for its length."""
@@ -223,7 +224,7 @@ class SimulatedHost:
 
     def add_to_report(self, load: control_pb2.Load) -> None:
         if self.tiers is not None:
-            load.tiers.extend(self.tiers.rates())
+            load.tiers.extend(tier_rates(self.tiers.uses()))
 
     # What pulls use
 
@@ -265,7 +266,7 @@ class SimulatedHost:
     def stored(self, block: BlockHash) -> None:
         self.log.stored(block)
         if self.tiers is not None:
-            self.tiers.saw(block)
+            self.tiers.offload.saw(block)
 
     def removed(self, block: BlockHash) -> None:
         self.use.evicted_pages += 1
@@ -274,7 +275,7 @@ class SimulatedHost:
 
     def evicting(self, page: PageId, block: BlockHash, parent: BlockHash) -> None:
         if self.tiers is not None:
-            self.tiers.evicting(block, parent)
+            self.tiers.offload.evicting(page, block, parent)
 
     def forgotten(self, block: BlockHash) -> None:
         """Does nothing: no simulated request ends in an error of the model, so no block is to be forgotten."""
