@@ -123,6 +123,11 @@ class PoolSize:
         further = sum(min(pages, group.request_pages) * group.page_bytes for group in self.further)
         return pages * self.page_bytes + further
 
+    def seen_bytes(self, tokens: int) -> float:
+        """Returns the bytes of pages that a token reads with so many tokens before it."""
+        further = sum(min(tokens, group.seen_tokens) * group.page_bytes for group in self.further)
+        return (tokens * self.page_bytes + further) / self.block_size
+
     @property
     def tokens(self) -> int:
         """The longest request that fits, prompt and answer together."""

@@ -103,7 +103,7 @@ class Batch:
     """Places in each further page group. Empty where a model has one group."""
 
     def without_draws(self) -> Batch:
-        """Returns the same step for ranks that compute logits and draw nothing from them."""
+        """Returns the same step for processes that compute logits and draw nothing from them."""
         rows = [SampleRow(row.row, row.params, row.position, behind=row.behind) for row in self.samples]
         return replace(self, samples=tuple(rows))
 

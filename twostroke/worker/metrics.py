@@ -159,8 +159,8 @@ class WorkerMetrics:
             self._queries.inc(len(sequence.known))
             self._hits.inc(sequence.hit_blocks * self._block_size)
 
-    def stepped(self, step: Step, seconds: float, prompt_share: float) -> None:
-        self._prefill_busy.inc(seconds * prompt_share)
+    def stepped(self, step: Step, seconds: float, prompt_fraction: float) -> None:
+        self._prefill_busy.inc(seconds * prompt_fraction)
         kind = "prefill" if step.batch.has_prompts else "decode"
         self._steps.labels(self._role, kind).observe(seconds)
         self._computed.inc(len(step.batch.tokens))

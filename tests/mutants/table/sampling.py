@@ -157,8 +157,8 @@ MUTANTS: Final = (
         name="prompt-ranks",
         claim="the ranks of prompt logprobs count from 1",
         file="twostroke/engine/sampling/prompt_scores.py",
-        old="ranks = (logprobs > chosen).sum(dim=-1) + 1",
-        new="ranks = (logprobs >= chosen).sum(dim=-1) + 1",
+        old="places = (logprobs > chosen).sum(dim=-1) + 1",
+        new="places = (logprobs >= chosen).sum(dim=-1) + 1",
         test="tests/unit/engine/sampling/test_prompt_scores.py::test_they_are_those_of_transformers_over_the_whole_prompt",
     ),
     Mutant(

@@ -175,9 +175,9 @@ class WorkLoop:
     def _account_for(self, step: Step, result: StepResult, role: RoleHandlers) -> list[Emission]:
         terms = StepTerms.of(step.batch)
         self.rates.observe(terms, result.seconds)
-        prompt_share = self.rates.cost.prompt_share(terms)
-        self.prefill_busy_s += result.seconds * prompt_share
-        self._metrics.stepped(step, result.seconds, prompt_share)
+        prompt_fraction = self.rates.cost.prompt_fraction(terms)
+        self.prefill_busy_s += result.seconds * prompt_fraction
+        self._metrics.stepped(step, result.seconds, prompt_fraction)
         return self._take_in(step, result, role)
 
     def _take_in(self, step: Step, result: StepResult, role: RoleHandlers) -> list[Emission]:
@@ -220,7 +220,7 @@ class WorkLoop:
         left = deque(_halves(step.chunks))
         failed_parts = succeeded_parts = 0
         while left:
-            part = self._scheduler.part(left.popleft())
+            part = self._scheduler.slice_of(left.popleft())
             try:
                 result = await self._engine.start(part.batch)
             except EngineLost:

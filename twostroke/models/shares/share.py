@@ -45,6 +45,16 @@ def share_of(spec: ModelSpec, rank: int, ranks: int, flag: str = "--tp", *, mlp_
     )
 
 
+def check_shared_out(flag: str, ranks: int, *, has_codes: bool) -> None:
+    """Raises ConfigError where the weights cannot be divided among ranks on GPUs. `flag` sets the number of ranks."""
+    if ranks > 1 and has_codes:
+        raise ConfigError(
+            f"{flag} {ranks}: quantised weights are shared out over ranks on CPUs only: give --device cpu, or "
+            "take plain ones",
+            field=flag,
+        )
+
+
 def mlp_unit_of(spec: ModelSpec, layout_of: LayoutOf | None, *, is_int8: bool) -> int:
     """Returns how many neighbouring columns of an MLP stay on one rank: where weights are rounded in groups, whole
     ones.
@@ -141,8 +151,8 @@ def cut_layout(layout: Layout, inputs: int, cut: Cut, share: Share, name: str) -
     found = layout.of_inputs(own, inputs)
     if found is None:
         raise ConfigError(
-            f"--tp {share.ranks}: the codes of {name.removesuffix('.weight')} belong together by {layout.whole_inputs} "
-            f"inputs, and rank {share.rank} would have those from {own.start} to {own.stop - 1} of {inputs}",
+            f"--tp {share.count}: the codes of {name.removesuffix('.weight')} belong together by {layout.whole_inputs} "
+            f"inputs, and rank {share.index} would have those from {own.start} to {own.stop - 1} of {inputs}",
             field="--tp",
         )
     return found

@@ -27,11 +27,10 @@ from twostroke.kernels.pools.page_pool import PagePool
 from twostroke.kv_cache.form import Conversion, KvForm, RankedForm, page_form
 from twostroke.models.decoders.choice import LoadOptions, load_model
 from twostroke.models.decoders.native_transformer import NativeTransformer
-from twostroke.models.ranks.share import share_of
-from twostroke.models.ranks.shared_out import pages_of_share
-from twostroke.models.ranks.stored_shares import shares_in
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
+from twostroke.models.shares.share import share_of
+from twostroke.models.shares.shared_out import pages_of_share, shares_in
 from twostroke.ranks.group import RankGroup, create_memory
 from twostroke.ranks.sums import RankSums
 from twostroke.scheduler.batch import Batch
@@ -88,7 +87,7 @@ class RankPages(Pages):
         self.data = data
         spec = shares_in(directory, read_spec(directory), form.ranks, is_int8=False)[rank]
         assert spec.share is not None
-        (own,) = pages_of_share([data], form, spec.share)
+        (own,), _ = pages_of_share([data], form, spec.share)
         pool = grouped_pool([own], form.inner, [spec.page_shape(BLOCK)], torch.float32)
         backend = choose_attention(pool, heads=spec.heads, rules=spec.rules, kernels=None, dtype=torch.float32)
         ranks = ThreadRank(meeting, rank)
@@ -139,7 +138,7 @@ def test_a_model_that_ranks_do_not_divide_is_refused_with_the_number_that_they_d
     assert refused("phi3", 3, tmp_path) == "--tp 3 does not divide the model's 4 attention heads"
 
 
-class NativeRanks:
+class NativeCollective:
     """Ranks that compute natively, each on a thread, and meet in the memory that processes share."""
 
     def __init__(self, directory: Path, kernels: Kernels, ranks: int, *, is_int8: bool = False) -> None:
@@ -184,7 +183,7 @@ def test_native_ranks_are_nearer_to_the_truth_than_torch(name: str, tmp_path: Pa
     tokens = prompt(37)
     truth = logits_of(plain(tmp_path, torch.float32), tokens)
     theirs = (logits_of(plain(tmp_path, torch.bfloat16), tokens) - truth).abs()
-    logits = NativeRanks(tmp_path, kernels, 2).logits([tokens], [0], list(range(len(tokens))))
+    logits = NativeCollective(tmp_path, kernels, 2).logits([tokens], [0], list(range(len(tokens))))
     assert logits is not None
     assert (logits.float() - truth).abs().mean() < theirs.mean()
 
@@ -195,7 +194,7 @@ def test_ranks_round_the_same_numbers_to_int8_as_one_that_has_all(tmp_path: Path
     tokens = prompt(37)
     exact = logits_of(native(tmp_path, kernels), tokens)
     rounded = logits_of(native(tmp_path, kernels, is_int8=True), tokens)
-    ranks = NativeRanks(tmp_path, kernels, 2, is_int8=True)
+    ranks = NativeCollective(tmp_path, kernels, 2, is_int8=True)
     assert [share.intermediate_size for share in ranks.shares] == [64, 128]
     logits = ranks.logits([tokens], [0], list(range(len(tokens))))
     assert logits is not None
@@ -208,8 +207,8 @@ def test_native_ranks_give_a_row_the_same_bits_in_chunks_and_beside_others(
 ) -> None:
     reference(CONFIGS[name], tmp_path)
     tokens, other = prompt(30), prompt(23, seed=1)  # so short that latents are not expanded
-    whole = NativeRanks(tmp_path, kernels, 2).logits([tokens], [0], [29])
-    ranks = NativeRanks(tmp_path, kernels, 2)
+    whole = NativeCollective(tmp_path, kernels, 2).logits([tokens], [0], [29])
+    ranks = NativeCollective(tmp_path, kernels, 2)
     assert ranks.logits([tokens[:17]], [0], None) is None
     assert ranks.logits([tokens[:29], other], [17, 0], None) is None
     chunked = ranks.logits([tokens, other], [29, 22], [0, 1])
