@@ -312,12 +312,12 @@ class PrefixIndex:
         return {worker: depth for depth, mask in reversed(found) for worker in self._masks.of(mask)}
 
     def _reach(
-        self, lowest: Tier, hashes: Sequence[BlockHash], also: Coming | None, form: Callable[[int], Depth]
+        self, lowest: Tier, hashes: Sequence[BlockHash], also: Coming | None, as_depth: Callable[[int], Depth]
     ) -> dict[WorkerId, Depth]:
         """Returns how far each worker holds the sequence, on tiers down to `lowest`."""
         reach: dict[WorkerId, Depth] = {}
         for depth, mask in exponential_search(self._looking_down_to(lowest, hashes, also, self._pages), len(hashes)):
-            reach.update(dict.fromkeys(self._masks.of(mask), form(depth)))
+            reach.update(dict.fromkeys(self._masks.of(mask), as_depth(depth)))
         return reach
 
     def _depths(self, worker: WorkerId, reaches: Sequence[dict[WorkerId, int]]) -> tuple[int, ...]:

@@ -34,8 +34,8 @@ FROZEN_LOADING_S: Final = 60.0
 longer on a busy machine."""
 
 LATE_S: Final = 60.0
-"""A rank that beats is lost nevertheless where the first one waits for it in a round for this long: its thread that
-computes hangs. Between two rounds all have about as much to do, whatever a step takes, and no weights to load."""
+"""A rank that still sends heartbeats is lost, too, where the first rank waits for it this long within a round: its
+compute thread hangs. Between two rounds all ranks have about as much to do, and no weights to load."""
 
 GRACE_S: Final = 2.0
 """How long ranks have to end on their own. They do nothing but exit; a frozen one is killed after it."""

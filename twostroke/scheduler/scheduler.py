@@ -176,12 +176,12 @@ class Scheduler:
         """
         return self._take_in(self._emitter.emit_late(self._running)) if self._emitter.late else []
 
-    def part(self, chunks: ListOf[Chunk]) -> Step:
+    def slice_of(self, chunks: ListOf[Chunk]) -> Step:
         """Returns a step of these chunks of the failed step in flight; it is updated or aborted like a whole step."""
         return self._step_of(chunks)
 
     def abort_step(self, step: Step) -> list[Sequence]:
-        """Ends the sequences of a step, or a part of one, that failed for good; returns those that had not ended."""
+        """Ends the sequences of a step, or a slice of one, that failed for good; returns those that had not ended."""
         sequences = [chunk.sequence for chunk in step.chunks]
         failed = [sequence for sequence in sequences if not sequence.ended]
         self._in_flight -= set(sequences)

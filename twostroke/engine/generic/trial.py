@@ -53,7 +53,7 @@ BOUNDS: Final = {
     "int4": 0.7,
 }
 """The largest distance of a served model, by the coarser of the model's dtype and the form of its pages. Rounding stays
-some times below; a wrong scale, mask or position is far above."""
+well below it; a wrong scale, mask or position is far above."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ def test_both_lengths_of_prompts_are_timed(workers: int, tmp_path: Path) -> None
         assert 0 < row["p50_ms"] <= row["p99_ms"]
 
 
+@pytest.mark.slow
 def test_the_memory_of_an_index_grows_with_its_blocks(tmp_path: Path) -> None:
     told = tmp_path / "decisions.json"
     large = ["--blocks", "200000", "--workers", "8", "--decisions", "2"]

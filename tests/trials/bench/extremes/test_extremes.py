@@ -16,7 +16,8 @@ from tests.trials.bench.extremes.outputs import HOSTILE, output_of
 from twostroke.models.catalog import places
 
 
-@pytest.mark.parametrize("part", ["router", pytest.param("worker", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["router", "worker"])
 def test_each_kind_of_round_is_timed(part: str, smollm2_dir: Path, tmp_path: Path) -> None:
     if places.locate("smollm2-135m", "bfloat16") is None:
         pytest.skip("NOT CHECKED: SmolLM2 in bfloat16 is not on this machine")

@@ -11,6 +11,7 @@ import pytest
 from tests.trials.bench.grammars import add_arguments, run
 
 
+@pytest.mark.slow
 def test_steps_with_and_without_grammars_are_timed(
     smollm2_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

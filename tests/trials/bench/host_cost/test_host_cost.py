@@ -11,7 +11,7 @@ from cluster.flags.parser import USAGE_ERROR
 from tests.trials.bench.__main__ import PROGRAM
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("protocol", [pytest.param("http", marks=pytest.mark.slow), "grpc"])
 def test_router_and_worker_spend_processor_time_on_every_token(protocol: str, tmp_path: Path) -> None:
     told = tmp_path / "host.json"
     flags = ["--streams", "3", "--protocol", protocol, "--step-ms", "5", "--seconds", "0.5"]

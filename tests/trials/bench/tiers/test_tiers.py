@@ -13,6 +13,7 @@ MODEL = "paced:step_ms=1,prefill_tokens_per_s=4000,page_bytes=4096,vocab=50000,m
 SMALL = ["--model", MODEL, "--chats", "6", "--turns", "2", "--unique", "2", "--answer", "8"]
 
 
+@pytest.mark.slow
 def test_chats_find_more_with_a_disk_than_without_and_say_the_same(tmp_path: Path) -> None:
     told = tmp_path / "tiers.json"
     assert PROGRAM.main(["tiers", *SMALL, "--variants", "none,disk", "--json", str(told)]) == 0
@@ -28,6 +29,7 @@ def test_a_variant_that_is_none_is_refused_by_its_flag(capsys: pytest.CaptureFix
     assert "--variants must be of none, host, disk, both, all-pages, got 'tape'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_prompts_that_nobody_repeats_are_measured_in_turns(tmp_path: Path) -> None:
     told = tmp_path / "in_turns.json"
     flags = ["--variants", "none,disk", "--unique", "4", "--in-turns", "--json", str(told)]

@@ -30,7 +30,7 @@ from twostroke.rpc.v1.control_pb2 import WORKER_STATE_SERVING, Load, ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
-class _Ask:
+class _Unplaced:
     """A request that wants to be placed, for the first time or again."""
 
     request: QueuedRequest
@@ -39,8 +39,8 @@ class _Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class RoutingAdapters:
-    """Makes one for each router."""
+class RoutingSetup:
+    """How the routers of a fleet decide."""
 
     policy: str
     new_policy: Callable[[], Policy]
@@ -48,19 +48,17 @@ class RoutingAdapters:
     """Requests wait in the router for their turn; otherwise they go at once and wait at their workers, as in systems
     that know no admission."""
 
-    def __call__(self, shape: FleetShape, router: int, events: EventUse) -> RoutingAdapter:
-        rules = Rules(queues=self.holds, reconsiders=self.policy in RECONSIDERING, slo_ttft_s=shape.slo_ttft_s)
-        narrows, seed = self.policy in NARROWING, shape.seed * 1000 + router
-        return RoutingAdapter(self.new_policy(), rules, shape, events, seed=seed, narrows=narrows)
+    def __call__(self, shape: FleetShape, router: int, events: EventUse) -> SimulatedRouting:
+        return SimulatedRouting(self, shape, router, events)
 
 
-class RoutingAdapter:
-    def __init__(
-        self, policy: Policy, rules: Rules, shape: FleetShape, events: EventUse, *, seed: int, narrows: bool
-    ) -> None:
+class SimulatedRouting:
+    def __init__(self, setup: RoutingSetup, shape: FleetShape, router: int, events: EventUse) -> None:
+        rules = Rules(queues=setup.holds, reconsiders=setup.policy in RECONSIDERING, slo_ttft_s=shape.slo_ttft_s)
+        narrows, seed = setup.policy in NARROWING, shape.seed * 1000 + router
         self._index = PrefixIndex()
         self._reservations = Reservations()
-        self._selector = Selector(policy, self._index, self._reservations, seed=seed, narrows=narrows)
+        self._selector = Selector(setup.new_policy(), self._index, self._reservations, seed=seed, narrows=narrows)
         self._admission = Admission(rules, self._selector, self._reservations)
         self._fleet_shape = shape
         self._shape = Shape(block_size=shape.block_size, page_bytes=shape.page_bytes)
@@ -69,9 +67,9 @@ class RoutingAdapter:
         self._known: dict[WorkerId, Worker] = {}
         self._serving: Workers | None = None
         """Those of `known` that serve; None while it has to be found out again."""
-        self._asks: dict[RequestId, _Ask] = {}
+        self._asks: dict[RequestId, _Unplaced] = {}
         """All requests that are open."""
-        self._waiting: dict[RequestId, _Ask] = {}
+        self._waiting: dict[RequestId, _Unplaced] = {}
         """No decode worker serves."""
         self._noticed = False
         """Something has changed that may let held requests go."""
@@ -135,11 +133,11 @@ class RoutingAdapter:
         workers, request_id = self._workers(), request.request_id
         may_take = Workers(self._shape, _others(workers.decode, without), workers.prefill) if without else workers
         if not workers.decode:
-            self._waiting[request_id] = _Ask(request, without)
+            self._waiting[request_id] = _Unplaced(request, without)
         elif not may_take.decode:
             self._due.append(Refused(request_id, Reason.QUEUE_FULL))
         else:
-            self._asks[request_id] = _Ask(request, without)
+            self._asks[request_id] = _Unplaced(request, without)
             begun_s = time.thread_time()
             verdict = self._admission.enter(request, may_take, now_s)
             self.decision_cpu_s += time.thread_time() - begun_s
@@ -197,7 +195,7 @@ class RoutingAdapter:
         return (changes, is_whole) if changes or is_whole else None
 
     def heard_router(self, router: str, changes: ReservationChanges, is_whole: bool, now_s: float) -> None:
-        """Takes what the adapter of another router returned from `reservation_update`."""
+        """Takes what the routing of another router returned from `reservation_update`."""
         self._reservations.apply(RouterId(router), changes, now_s, whole=is_whole)
 
     def left_router(self, router: str, now_s: float) -> None:
@@ -213,8 +211,8 @@ class RoutingAdapter:
 
     def _look_again(self, now_s: float) -> None:
         waiting, self._waiting = self._waiting, {}
-        for ask in waiting.values():
-            self.place(ask.request, ask.without, now_s)
+        for each in waiting.values():
+            self.place(each.request, each.without, now_s)
 
     def _workers(self) -> Workers:
         if self._serving is None:

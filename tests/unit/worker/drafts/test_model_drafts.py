@@ -23,8 +23,8 @@ from twostroke.scheduler.sequence import Sequence
 from twostroke.speculation.acceptance import Acceptance
 from twostroke.speculation.draft_model import ModelDrafter
 from twostroke.speculation.speculation import Outcome, Speculation
+from twostroke.worker.drafts.model_drafts import TRIED_STEPS, TRIED_TOKENS, ModelDrafts
 from twostroke.worker.measured.rates import Rates
-from twostroke.worker.steps.model_drafts import TRIED_STEPS, TRIED_TOKENS, ModelDrafts
 
 BLOCK = 4
 COST = StepCost(step_s=0.1, stream_s=0.001, prompt_token_s=0.001)
