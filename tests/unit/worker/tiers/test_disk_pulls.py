@@ -93,8 +93,8 @@ async def test_pulls_from_a_disk_that_never_answers_hold_up_nobody_and_keep_few_
             first = puller.pull(A[: BLOCKS * BLOCK], wanted, cached_only=True)
             await eventually(lambda: holder.host.loads.running.open == 1)
             assert 0 < pool.count(PageState.ARRIVING) <= most
-            assert await _seconds(ask(router, A, request_id="same")) < 4 * cold_s
-            assert await _seconds(ask(router, C, request_id="other")) < 4 * cold_s
+            assert await _seconds(ask(router, A, request_id="same")) < 20 * cold_s, "a disk is waited for without end"
+            assert await _seconds(ask(router, C, request_id="other")) < 20 * cold_s
             first.cancel()
             for _ in range(10):
                 refusal = await puller.refusal(puller.pull(B[: BLOCKS * BLOCK], wanted, cached_only=True))
