@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from tests.trials.chaos.injection.faulty_files import DiskFaults
 from tests.unit.worker.callers import Router, router_to
 from tests.unit.worker.rig import BLOCK, Running, eventually, prompt_of
-from tests.unit.worker.tiers.tiered import ask, faulty, of_tier, tiered, written
+from tests.unit.worker.tiers.tiered import ask, faulty, in_one_of_three, of_tier, tiered, written
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.tier import Tier
 
@@ -34,15 +34,6 @@ async def with_long_on_disk(folder: Path, faults: DiskFaults, read_s: float) -> 
         disk = worker.host.tiers.disk
         assert sum(each in disk.store for each in block_hashes_of(LONG, BLOCK)) >= COUNT - 2
         yield worker, router
-
-
-async def in_one_of_three(trial: Callable[[Path], Awaitable[None]], folder: Path) -> None:
-    """A busy machine lets a disk or a step be late, but not in each of three trials."""
-    for name in ("first", "second"):
-        with contextlib.suppress(AssertionError):
-            await trial(folder / name)
-            return
-    await trial(folder / "third")
 
 
 async def test_a_disk_as_fast_as_computing_brings_about_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
