@@ -8,7 +8,6 @@ import logging
 import time
 from collections import defaultdict
 
-from decode_worker.answer_features import AnswerFeatures, FeatureTable, why_unsampled
 from decode_worker.local_prefill import LocalPrefill
 from decode_worker.output_stream import OutputStream
 from decode_worker.request_check import check_deadline, check_request
@@ -26,15 +25,14 @@ from twostroke.base.errors import (
 from twostroke.base.fault_points import Point, reach
 from twostroke.base.ids import RequestId
 from twostroke.base.lifetime import Instant
-from twostroke.grammar.state import GrammarState
 from twostroke.request import Attempt, FinishReason
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import AdmittedSequence, Emission
+from twostroke.worker.answers import AnswerFeatures
 from twostroke.worker.host import WorkerHost
-from twostroke.worker.pins.keeper import PinKeeper
 from twostroke.worker.role_host import RoleHost, first_token_due_s
 from twostroke.worker.services.pages_service import CachedOnlyJob, RequestedBlocks
 from twostroke.worker.supply.remote import Ordered, Supplies
@@ -51,7 +49,6 @@ class RequestManager(RoleServices):
         self._output_streams: dict[str, OutputStream] = {}
         self._local_prefill = LocalPrefill(host)
         self._supplies = Supplies(host, tasks)
-        self._features = FeatureTable(host)
 
     # Calls by routers
 
@@ -61,7 +58,7 @@ class RequestManager(RoleServices):
         source: worker_pb2.PageSource | None = None,
         peer: PeerPrefix | None = None,
         forecast: worker_pb2.SourceForecast | None = None,
-        grammar: GrammarState | None = None,
+        features: AnswerFeatures | None = None,
     ) -> None:
         """Queues a request; it replaces an earlier attempt of the same id, and any that has ended.
 
@@ -70,11 +67,10 @@ class RequestManager(RoleServices):
         reach(Point.DECODE_OPENING)
         host = self._host
         check_request(attempt, host.facts, time.time())
-        self._features.check(attempt)
+        features = features or AnswerFeatures()
         if attempt.scores_prompt:
             source = peer = forecast = None  # pages that are here, or come, bring no logits
         self._drop_earlier(attempt)
-        features = self._features.of(attempt, grammar)
         sequence = self._sequence(attempt, features)
         sequence.pulled_blocks = len(attempt.block_hashes) if source else peer.blocks if peer else 0
         trace, wanted = RequestTrace(host.recorder, attempt), attempt.request
@@ -186,7 +182,7 @@ class RequestManager(RoleServices):
         for sequence, token, finish in emissions:
             state = self._by_sequence[sequence]
             if finish is FinishReason.ERROR:
-                self._fail(state, why_unsampled(state.features, state.attempt.request))
+                self._fail(state, state.features.why_unsampled(state.attempt.request))
                 continue
             state.tokens.append(token)
             if len(state.tokens) == 1:
@@ -218,10 +214,9 @@ class RequestManager(RoleServices):
 
     # Calls by the worker
 
-    def register(self, host: WorkerHost, pins: PinKeeper) -> None:
-        worker_pb2_grpc.add_DecodeServicer_to_server(
-            DecodeService(self, host.validator, pins.hint, self._features.grammars), host.rpc.server
-        )
+    def register(self, host: WorkerHost) -> None:
+        service = DecodeService(self, host.validator, host.branches)
+        worker_pb2_grpc.add_DecodeServicer_to_server(service, host.rpc.server)
         host.rpc.offer("twostroke.v1.Decode")
 
     def begin(self, wanted: RequestedBlocks) -> CachedOnlyJob:
@@ -236,7 +231,6 @@ class RequestManager(RoleServices):
         for state in list(self._requests.values()):
             self._drop(state, Cancelled("the worker shuts down"))
         self._local_prefill.close()
-        self._features.close()
         for output_stream in self._output_streams.values():
             output_stream.close()
 
@@ -302,9 +296,9 @@ class RequestManager(RoleServices):
             request.sampling,
             public_blocks=request.public_blocks,
             constraints=self._host.constraints_of(request.adapter) + features.constraints,
-            reader=features.grammar,
-            proposer=features.speculation,
-            computes_all=features.scored is not None,
+            reader=features.reader,
+            proposer=features.proposer,
+            computes_all=features.computes_all,
             due_s=first_token_due_s(self._host),
         )
 
@@ -336,7 +330,8 @@ class RequestManager(RoleServices):
         state.move_to(stage)
         state.lifetime.mark(Instant.DONE)
         del self._by_sequence[state.sequence]
-        self._features.ended(state.features, state.sequence, is_whole=stage is Stage.DONE)
+        for feature in state.features.each:
+            feature.ended(state.sequence, is_whole=stage is Stage.DONE)
         self._host.scheduler.end(state.sequence)
         self._host.pulls.prune()
         self._host.loop.wake()
@@ -347,8 +342,8 @@ class RequestManager(RoleServices):
         grace_s = self._host.config.runtime.orphan_grace_s
         state.timer = asyncio.get_running_loop().call_later(grace_s, self._forget, state)
         outcome = state.finish or type(state.error).__name__
-        drafts = "".join([f" {name}={tokens}" for name, tokens in state.features.drafted.items()])
-        log.info("done request=%s tokens=%d outcome=%s%s", state.attempt.request_id, len(state.tokens), outcome, drafts)
+        facts = "".join([f" {name}={value:g}" for name, value in state.features.facts.items()])
+        log.info("done request=%s tokens=%d outcome=%s%s", state.attempt.request_id, len(state.tokens), outcome, facts)
 
     def _forget(self, state: RequestState) -> None:
         assert state.timer is not None

@@ -7,22 +7,20 @@ import enum
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field
 
-from decode_worker.answer_features import AnswerFeatures
 from twostroke.base.errors import ServeError
 from twostroke.base.lifetime import Instant, Lifetime
 from twostroke.kv_cache.parts import Part
-from twostroke.request import Attempt, FinishReason, PromptLogprobs, SampledToken
+from twostroke.request import Attempt, FinishReason, SampledToken
 from twostroke.rpc.convert import (
     error_to_message,
-    prompt_logprobs_to_message,
     request_to_message,
     tokens_to_messages,
 )
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.sequence import Sequence
-from twostroke.speculation.speculation import Speculation
 from twostroke.tracing.recorder import Recorder
 from twostroke.tracing.span import Chunks, OpenSpan
+from twostroke.worker.answers import AnswerFeatures
 from twostroke.worker.supply.pull_spec import PullReport
 from twostroke.worker.supply.remote import Ordered
 from twostroke.worker.supply.supply import Supply, SupplyListener
@@ -72,21 +70,22 @@ class RequestTrace:
         self._decode = self.span.begin("decode")
         self._steps_before = steps - 1
 
-    def drafted(self, speculation: Speculation, facts: dict[str, int]) -> None:
-        """Notes what became of the drafted tokens of this attempt; `facts` has them by drafter."""
-        drafts = speculation.outcome
-        if self._decode is not None and drafts.run:
-            saved_s = drafts.saved_s - drafts.spent_s - drafts.draft_s
-            self._decode.set(drafted_tokens=drafts.run, kept_tokens=drafts.kept, speculation_saved_s=saved_s)
-            self._decode.set(**facts)
-
     def end(
-        self, *, tokens: int, steps: int, preemptions: int, cached_tokens: int, outcome: str, error: str | None
+        self,
+        facts: dict[str, float],
+        *,
+        tokens: int,
+        steps: int,
+        preemptions: int,
+        cached_tokens: int,
+        outcome: str,
+        error: str | None,
     ) -> None:
         self._queue.end(error="it was never admitted")
         self.chunks.end()
         if self._decode is not None:
             self._decode.set(tokens=tokens, steps=steps - self._steps_before, preemptions=preemptions)
+            self._decode.set(**facts)
             self._decode.end()
         self.span.set(cached_tokens=cached_tokens, computed_tokens=self.chunks.tokens, outcome=outcome)
         self.span.end(error=error)
@@ -133,9 +132,8 @@ class RequestState(SupplyListener):
             self._end_trace()
 
     def _end_trace(self) -> None:
-        if self.features.speculation is not None:
-            self.trace.drafted(self.features.speculation, self.features.drafted)
         self.trace.end(
+            self.features.facts,
             tokens=len(self.tokens),
             steps=self.sequence.steps,
             preemptions=self.sequence.preemptions,
@@ -201,11 +199,12 @@ class RequestState(SupplyListener):
             entry.cached_tokens = self.cached_tokens
             entry.local_tokens = self.sequence.hit_blocks * self.block_size
             entry.lifetime.update(self.lifetime.as_dict())
-        if self.has_ended and self.features.speculation is not None:
-            for drafter, outcome in self.features.speculation.outcomes.items():
-                entry.drafts[drafter].CopyFrom(worker_pb2.DraftCounts(drafted=outcome.run, kept=outcome.kept))
-        if from_position == self.first_position and (prompt_logprobs := self._prompt_logprobs()) is not None:
-            entry.prompt_logprobs.CopyFrom(prompt_logprobs)
+        if from_position == self.first_position and self.tokens:
+            for feature in self.features.each:
+                feature.add_to_first(entry)
+        if self.has_ended:
+            for feature in self.features.each:
+                feature.add_to_last(entry)
         if self.finish is not None:
             entry.finish_reason = self.finish.value
         if self.error is not None:
@@ -226,18 +225,15 @@ class RequestState(SupplyListener):
     def snapshot(self) -> worker_pb2.RequestSnapshot:
         """Returns all that is known of the request, for a router that recovers its stream."""
         attempt, reason = self.attempt, FinishReason.ERROR if self.error is not None else self.finish
-        return worker_pb2.RequestSnapshot(
+        snapshot = worker_pb2.RequestSnapshot(
             request_id=attempt.request_id,
             attempt=attempt.number,
             request=request_to_message(attempt.request),
             tokens=tokens_to_messages([*attempt.emitted, *self.tokens]),
             finish_reason=reason.value if reason is not None else "",
             cached_tokens=self.cached_tokens,
-            prompt_logprobs=self._prompt_logprobs(),
         )
-
-    def _prompt_logprobs(self) -> worker_pb2.PromptLogprobs | None:
-        """Returns what goes with the first token where logprobs of the prompt are wanted."""
-        if self.features.scored is None or not self.tokens:
-            return None
-        return prompt_logprobs_to_message(PromptLogprobs.joined(self.features.scored.scores))
+        if self.tokens:
+            for feature in self.features.each:
+                feature.add_to_first(snapshot)
+        return snapshot

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 import grpc.aio
 
-from decode_worker.grammars import Grammars
 from decode_worker.output_stream import OutputStream
 from twostroke.base.ids import RequestId
-from twostroke.grammar.state import GrammarState
 from twostroke.request import Attempt
 from twostroke.rpc.convert import attempt_from_message
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
+from twostroke.worker.answers import AnswerFeatures, features_of
+from twostroke.worker.branches import Branches
 from twostroke.worker.request_validator import RequestValidator
 
 Context = grpc.aio.ServicerContext[object, object]
@@ -30,7 +30,7 @@ class RequestCalls(Protocol):
         source: worker_pb2.PageSource | None,
         peer: PeerPrefix | None,
         forecast: worker_pb2.SourceForecast | None,
-        grammar: GrammarState | None,
+        features: AnswerFeatures,
     ) -> None: ...
 
     def close_request(self, request_id: RequestId, attempt: int) -> None: ...
@@ -49,14 +49,11 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
         self,
         requests: RequestCalls,
         validator: RequestValidator,
-        hint: Callable[[Attempt], None],
-        grammars: Grammars,
+        branches: Branches,
     ) -> None:
-        """`hint` keeps the blocks of a request that asks for it."""
-        self._grammars = grammars
+        self._branches = branches
         self._requests = requests
         self._validator = validator
-        self._hint = hint
 
     async def Open(  # noqa: N802
         self, request: worker_pb2.OpenRequest, context: Context
@@ -65,10 +62,11 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
         source = request.source if request.HasField("source") else None
         attempt = attempt_from_message(request)
         forecast = request.source_forecast if request.HasField("source_forecast") else None
-        grammar = None if attempt.request.sampling.grammar is None else await self._grammars.state(attempt)
-        self._requests.open(attempt, source, PeerPrefix.of(request), forecast, grammar)
+        features = await features_of(attempt, self._branches.answers)
+        self._requests.open(attempt, source, PeerPrefix.of(request), forecast, features)
         if attempt.request.hints:
-            self._hint(attempt)
+            for branch in self._branches.each:
+                branch.opened(attempt)
         return worker_pb2.OpenResponse()
 
     async def Close(  # noqa: N802

@@ -1,19 +1,27 @@
-"""Speculation of a decode worker's requests: drafters by their names, what they learn from, and metrics of it."""
+"""Speculation as a branch of a decode worker: drafters by their names, what they learn from, and metrics of it."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as ListOf
 
 from prometheus_client import CollectorRegistry, Counter
 
 from twostroke.base.errors import InvalidRequest
 from twostroke.config import DRAFT_MODEL, DRAFTER_NAMES, SPECULATE_AUTO, SPECULATE_OFF, ScheduleConfig
 from twostroke.engine.determinism import Determinism
-from twostroke.grammar.state import GrammarState
 from twostroke.request import Attempt, GenerateRequest
+from twostroke.rpc.v1 import worker_pb2
+from twostroke.scheduler.constraints.drafting import Drafting
 from twostroke.scheduler.sequence import Sequence
+from twostroke.scheduler.values import SchedulerLimits
 from twostroke.speculation.acceptance import Acceptance
 from twostroke.speculation.answers import FinishedAnswers
 from twostroke.speculation.drafters import AnswerFacts, drafters_of
+from twostroke.speculation.forced_tokens import ForcedRun
 from twostroke.speculation.speculation import Outcome, Speculation
+from twostroke.worker.answers import AnswerFeature
+from twostroke.worker.branches import Branch, BranchHost
 
 POSITIONS = (1, 2, 3, 4, 8, 16, 32)
 """The last place of a draft in each class of places."""
@@ -45,16 +53,67 @@ class SpeculationMetrics:
             before = position
 
 
-class Speculations:
+class DraftedAnswer(AnswerFeature):
+    """An answer whose next tokens are proposed."""
+
+    def __init__(self, speculation: Speculation, learn: Callable[[Sequence], None]) -> None:
+        self.proposer = self._speculation = speculation
+        self._learn = learn
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """Returns drafted and kept tokens, also by drafter, and the time that they have saved."""
+        all_drafts, facts = self._speculation.outcome, dict[str, float]()
+        if not all_drafts.run:
+            return facts
+        for name, each in self._speculation.outcomes.items():
+            if each.run:
+                facts |= {f"drafted.{name}": each.run, f"kept.{name}": each.kept}
+        saved_s = all_drafts.saved_s - all_drafts.spent_s - all_drafts.draft_s
+        return facts | {
+            "drafted_tokens": all_drafts.run, "kept_tokens": all_drafts.kept, "speculation_saved_s": saved_s,
+        }  # fmt: skip
+
+    def add_to_last(self, entry: worker_pb2.TokenEntry) -> None:
+        for drafter, outcome in self._speculation.outcomes.items():
+            entry.drafts[drafter].CopyFrom(worker_pb2.DraftCounts(drafted=outcome.run, kept=outcome.kept))
+
+    def ended(self, sequence: Sequence, *, is_whole: bool) -> None:
+        if is_whole:
+            self._learn(sequence)
+
+
+class DraftedAnswers:
+    """Lets drafters propose the tokens of answers, and learns from answers that have ended."""
+
+    field = "speculation"
+
     def __init__(self, schedule: ScheduleConfig, determinism: Determinism, metrics: SpeculationMetrics) -> None:
         self.names = _names(schedule, determinism)
         """Drafters that may propose here; none where nothing is drafted."""
+        self.is_default = bool(self.names)
         self._has_draft_model = schedule.draft_model is not None
         self._metrics = metrics
         self._acceptance = Acceptance()
         self._answers = FinishedAnswers()
 
-    def check(self, attempt: Attempt) -> None:
+    async def feature_of(self, attempt: Attempt, others: ListOf[AnswerFeature]) -> DraftedAnswer | None:
+        self._check(attempt)
+        speculation = self.of(attempt.request, next((each.forced_run for each in others if each.forced_run), None))
+        return None if speculation is None else DraftedAnswer(speculation, self._finished)
+
+    def of(self, request: GenerateRequest, forced_run: ForcedRun | None = None) -> Speculation | None:
+        """Returns who proposes the answer's tokens; None: nobody. `forced_run` finds tokens that are sure to come."""
+        wanted = request.speculation or SPECULATE_AUTO
+        names = self.names if wanted == SPECULATE_AUTO else tuple([name for name in self.names if name == wanted])
+        if not names:
+            return None
+        if DRAFT_MODEL in names:
+            self._acceptance.fade(DRAFT_MODEL)
+        drafters = drafters_of(names, AnswerFacts(self._answers, request.salt, forced_run))
+        return Speculation(drafters, self._acceptance, self._metrics.ran)
+
+    def _check(self, attempt: Attempt) -> None:
         """Raises InvalidRequest where a request asks for a draft model, and there is none.
 
         An answer that goes on here was accepted by a worker that has one: it goes on without.
@@ -66,25 +125,20 @@ class Speculations:
                 field="speculation",
             )
 
-    def of(self, request: GenerateRequest, grammar: GrammarState | None = None) -> Speculation | None:
-        """Returns who proposes the answer's tokens; None: nobody.
-
-        What its grammar forces is proposed where each token has to be drawn; elsewhere it becomes known undrawn.
-        """
-        wanted = request.speculation or SPECULATE_AUTO
-        names = self.names if wanted == SPECULATE_AUTO else tuple([name for name in self.names if name == wanted])
-        if not names:
-            return None
-        if DRAFT_MODEL in names:
-            self._acceptance.fade(DRAFT_MODEL)
-        forced_run = grammar.forced_run if grammar is not None and request.sampling.draws_forced else None
-        drafters = drafters_of(names, AnswerFacts(self._answers, request.salt, forced_run))
-        return Speculation(drafters, self._acceptance, self._metrics.ran)
-
-    def finished(self, sequence: Sequence) -> None:
+    def _finished(self, sequence: Sequence) -> None:
         """Learns from a whole answer for which drafters may propose."""
         if "suffix" in self.names:
             self._answers.add(sequence.salt, sequence.known[sequence.prompt_tokens :])
+
+
+class Speculations(Branch):
+    def __init__(self, host: BranchHost) -> None:
+        super().__init__(host)
+        metrics = SpeculationMetrics(host.metrics.registry, host.config.role.value)
+        self.answers = DraftedAnswers(host.config.schedule, host.determinism, metrics)
+
+    def extension(self, limits: SchedulerLimits) -> Drafting | None:
+        return None if self.host.config.schedule.speculate == SPECULATE_OFF else Drafting(limits)
 
 
 def _names(schedule: ScheduleConfig, determinism: Determinism) -> tuple[str, ...]:

@@ -21,7 +21,6 @@ from twostroke.scheduler.sequence import building
 from twostroke.scheduler.values import AdmittedSequence, Emission
 from twostroke.tracing.span import Chunks
 from twostroke.worker.host import WorkerHost
-from twostroke.worker.pins.keeper import PinKeeper
 from twostroke.worker.role_host import RoleHost, first_token_due_s
 from twostroke.worker.services.pages_service import RequestedBlocks
 from twostroke.worker.supply.remote import Ordered, Supplies
@@ -151,7 +150,7 @@ class BuildJobs(RoleServices):
     def emitted(self, emissions: list[Emission]) -> None:
         assert not emissions, "a prefill worker never samples"
 
-    def register(self, host: WorkerHost, pins: PinKeeper) -> None:
+    def register(self, host: WorkerHost) -> None:
         """The role has no service besides Pull."""
 
     @property

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import grpc.aio
 
-from router.fleet.adapters import Adapters, ServedAdapter
+from router.fleet.named_models import NamedModel, NamedModels
 from twostroke.base.errors import ConfigError, InvalidRequest, NotFound, PeerLost
 from twostroke.config.adapters import MOST_NAME_CHARS, AdapterConfig
 from twostroke.models.adapters.shapes import ProjectionShapes
@@ -37,9 +37,9 @@ class FleetAdapters(Protocol):
     """What the fleet serves, as this router knows it."""
 
     @property
-    def adapters(self) -> Adapters: ...
+    def named_models(self) -> NamedModels: ...
 
-    async def wait_for_adapters(self, holds: Callable[[Adapters], bool], timeout_s: float) -> None:
+    async def wait_for_named(self, holds: Callable[[NamedModels], bool], timeout_s: float) -> None:
         """Returns once `holds` is true of the served adapters, or after `timeout_s`."""
 
 
@@ -59,10 +59,10 @@ class AdapterAdmin:
         """Adapters are read one after the other: each may take gigabytes of memory."""
 
     @property
-    def adapters(self) -> Adapters:
-        return self._fleet.adapters
+    def adapters(self) -> NamedModels:
+        return self._fleet.named_models
 
-    async def load(self, name: str, path: str, *, replaces: bool = False) -> ServedAdapter:
+    async def load(self, name: str, path: str, *, replaces: bool = False) -> NamedModel:
         """Serves what is in a folder now under a name, and returns once this router does.
 
         Raises InvalidRequest for what cannot be served, or PeerLost where the supervisor does not answer.
@@ -86,7 +86,7 @@ class AdapterAdmin:
         if name not in self.adapters:
             raise NotFound(f"The lora adapter {name!r} cannot be found.", field="lora_name")
         await self._ask("Remove", adapters_pb2.RemoveAdapterRequest(name=name))
-        await self._fleet.wait_for_adapters(lambda adapters: name not in adapters, VIEW_S)
+        await self._fleet.wait_for_named(lambda adapters: name not in adapters, VIEW_S)
 
     async def load_first(self) -> None:
         """Serves what the command line names, unless the fleet has heard of these names before.
@@ -99,7 +99,7 @@ class AdapterAdmin:
             adapter = await self._read(name, Path(path))
             await self._put_first(adapter)
 
-    async def _put_first(self, adapter: ServedAdapter) -> None:
+    async def _put_first(self, adapter: NamedModel) -> None:
         until_s = time.monotonic() + FIRST_TRIES_S
         while True:
             try:
@@ -111,24 +111,24 @@ class AdapterAdmin:
                     raise
                 await asyncio.sleep(PAUSE_S)
 
-    async def _read(self, name: str, folder: Path) -> ServedAdapter:
+    async def _read(self, name: str, folder: Path) -> NamedModel:
         async with self._reading:
             adapter = await asyncio.to_thread(take_in, folder, most_lora_rank=self._config.max_lora_rank)
         if self._shapes is not None:
             adapter.check_fits(self._shapes)
         ref = AdapterRef(adapter.digest, str(folder))
-        return ServedAdapter(name, ref, adapter.lora_rank, adapter.parameters, time.time())
+        return NamedModel(name, ref, adapter.lora_rank, adapter.parameters, time.time())
 
-    async def _put(self, adapter: ServedAdapter, *, replaces: bool) -> ServedAdapter:
+    async def _put(self, adapter: NamedModel, *, replaces: bool) -> NamedModel:
         request = adapters_pb2.PutAdapterRequest(adapter=adapter.to_message(), replace=replaces)
         await self._ask("Put", request)
         name, digest = adapter.name, adapter.ref.digest
 
-        def is_served(adapters: Adapters) -> bool:
+        def is_served(adapters: NamedModels) -> bool:
             known = adapters.get(name)
             return known is not None and (known.ref.digest == digest or known.loaded_s > adapter.loaded_s)
 
-        await self._fleet.wait_for_adapters(is_served, VIEW_S)
+        await self._fleet.wait_for_named(is_served, VIEW_S)
         return adapter
 
     def _check_name(self, name: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import grpc.aio
 
 from router.addresses import Addresses
+from router.fleet.worker import SAME_FACTS
 from router.requests.request_handler import RequestHandler
 from twostroke.base.errors import InvalidRequest, PeerLost
 from twostroke.base.ids import Epoch
@@ -53,27 +54,23 @@ class RouterControlService(control_pb2_grpc.ControlServicer):
     async def GetModelInfo(self, request: control_pb2.GetModelInfoRequest, context: Context) -> control_pb2.ModelInfo:
         facts = self._handler.dispatcher.facts
         return control_pb2.ModelInfo(
+            **{name: getattr(facts, name) for name in SAME_FACTS if name != "model"},
             model=self._handler.model,
-            max_model_len=facts.max_model_len,
-            vocab_size=facts.vocab_size,
             eos_token_ids=facts.eos_token_ids,
-            dtype=facts.dtype,
             kv_format=facts.kv_form.format,
             kv_converted_from=facts.kv_form.converted_from or "",
-            block_size=facts.block_size,
-            page_bytes=facts.page_bytes,
             tail_blocks=facts.tail_blocks,
             further_page_bytes=facts.further_page_bytes,
             pool_pages=facts.pool_pages,
         )
 
     async def GetLoad(self, request: control_pb2.GetLoadRequest, context: Context) -> control_pb2.GetLoadResponse:
-        return control_pb2.GetLoadResponse(workers=self._handler.dispatcher.loads())
+        return control_pb2.GetLoadResponse(workers=self._handler.dispatcher.operations.loads())
 
     async def SubscribeKvEvents(
         self, request: control_pb2.SubscribeKvEventsRequest, context: Context
     ) -> AsyncIterator[control_pb2.KvEventBatch]:
-        async for batch in self._handler.dispatcher.subscribe(request):
+        async for batch in self._handler.dispatcher.operations.subscribe(request):
             yield batch
 
     async def Drain(self, request: control_pb2.DrainRequest, context: Context) -> control_pb2.DrainResponse:
@@ -88,15 +85,15 @@ class RouterControlService(control_pb2_grpc.ControlServicer):
     async def ForgetCached(
         self, request: control_pb2.ForgetCachedRequest, context: Context
     ) -> control_pb2.ForgetCachedResponse:
-        return await self._handler.dispatcher.forget_cached()
+        return await self._handler.dispatcher.operations.forget_cached()
 
     async def GetTrace(self, request: control_pb2.GetTraceRequest, context: Context) -> control_pb2.GetTraceResponse:
-        return await self._handler.dispatcher.trace(request.name)
+        return await self._handler.dispatcher.operations.trace(request.name)
 
     async def Profile(
         self, request: control_pb2.ProfileRequest, context: Context
     ) -> AsyncIterator[control_pb2.ProfilePart]:
-        async with aclosing(self._handler.dispatcher.profile(request)) as parts:
+        async with aclosing(self._handler.dispatcher.operations.profile(request)) as parts:
             async for part in parts:
                 yield part
 

@@ -14,7 +14,7 @@ from router.requests.params import check_request_id, check_salt
 from router.requests.request_handler import RequestHandler
 from twostroke.base.errors import InvalidRequest
 from twostroke.base.fault_points import Point, reach
-from twostroke.kv_cache.block import adapter_salt, block_hashes_of, owner_salt
+from twostroke.kv_cache.block import block_hashes_of, owner_salt
 from twostroke.kv_cache.pins import Pin, pin_id_of
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.membership import Membership
@@ -43,8 +43,8 @@ class PinAdmin:
     async def add(self, request: pins_pb2.AddPinRequest) -> pins_pb2.AddPinResponse:
         _check(request)
         facts = self._handler.dispatcher.facts
-        adapter = self._handler.adapter(request.model)
-        tokens, public_tokens = await self._handler.pinned_prefix(request.SerializeToString())
+        named = self._handler.named(request.model)
+        tokens, public_tokens = await self._handler.shared_prefix(request.SerializeToString())
         blocks = len(tokens) // facts.block_size
         if not blocks:
             raise InvalidRequest(
@@ -54,8 +54,8 @@ class PinAdmin:
             )
         pinned = tuple(tokens[: blocks * facts.block_size])
         salt = owner_salt(request.tenant, check_salt(request.cache_salt) if request.cache_salt else b"")
-        if adapter is not None:
-            salt, public_tokens = adapter_salt(salt, adapter.digest), 0
+        if named is not None:
+            salt, public_tokens = named.salted(salt), 0
         hashes = block_hashes_of(pinned, facts.block_size, salt, public_tokens // facts.block_size)
         pin = Pin(
             pin_id=pin_id_of(request.owner, request.tenant, hashes[-1]),
@@ -66,7 +66,7 @@ class PinAdmin:
             expires_s=time.time() + request.ttl_s if request.HasField("ttl_s") else None,
             max_bytes=request.max_bytes,
             text=self._handler.text.decode(pinned[:64], skip_special_tokens=True),
-            adapter=adapter,
+            adapter=None if named is None else named.ref,
         )
         message = pin_to_message(pin, facts.fingerprint, tuple(request.workers))
         put = pins_pb2.PutPinRequest(pin=message, per_role=request.per_role)

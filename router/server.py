@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator
 from router.adapter_admin import AdapterAdmin, AdapterAdminService
 from router.addresses import Addresses, bind_listener, inherited
 from router.admin import AdminServer
-from router.auth.auth import Authenticator, KeyAuthenticator, NoAuthentication
+from router.auth.auth import Authenticator, NoAuthentication
+from router.auth.key_authenticator import KeyAuthenticator
 from router.console.api import ConsoleApi
 from router.console.fleet_actions import FleetActions
 from router.console.pages import ConsolePages
@@ -110,7 +111,7 @@ class RouterServer:
             max_body_bytes=config.endpoints.max_request_bytes,
             with_metrics=self._admin.metrics_address is None,
             outer=browser_middleware(config.endpoints, listen.host),
-            lora=LoraEndpoints(self._adapters, config.cluster_token) if allows_loads else None,
+            operators=LoraEndpoints(self._adapters, config.cluster_token).calls() if allows_loads else (),
             further=(*ConsolePages().routes(), *console.routes()),
         )
         most = config.endpoints.max_connections

@@ -1,6 +1,7 @@
 """Does each feature have a place, and does each room keep its bounds? `make lint` asks, and prints each footprint.
 
-python -m tests.check_house            prints the footprint of each branch; exit status 1 where something has grown
+python -m tests.check_house            prints the footprint of each branch and the lines of the trunk; exit status 1
+                                       where something has grown
 python -m tests.check_house --update   writes what is now into tests/house.toml, where it is less than before
 
 A footprint is the number of product files outside a branch's folders that name it. `tests/house.toml` holds the most
@@ -65,6 +66,15 @@ def footprint(files: Iterable[Source], words: Sequence[str], folders: Sequence[s
     """Returns the files outside the branch's folders that have one of its words in them, in any case."""
     named = re.compile("|".join(words), re.IGNORECASE)
     return [file.path for file in files if not file.path.startswith(tuple(folders)) and named.search(file.text)]
+
+
+def trunk_lines(files: Iterable[Source], table: Mapping[str, Any]) -> int:
+    """Returns the lines of the servers that belong to no branch."""
+    own = [folder for branch in table["branches"].values() for folder in branch["folders"]]
+    others = (*own, *table["trunk"]["besides"], *table["tables"])
+    packages = tuple(table["trunk"]["packages"])
+    kept = [file.text for file in files if file.path.startswith(packages) and not file.path.startswith(others)]
+    return sum(text.count("\n") for text in kept)
 
 
 def arrows(files: Iterable[Source], package: str) -> Counter[tuple[str, str]]:
@@ -162,7 +172,8 @@ def doubled_classes(files: Iterable[Source]) -> dict[str, list[str]]:
 
 def findings(files: Sequence[Source], table: Mapping[str, Any]) -> Iterator[Finding]:
     for name, branch in table["branches"].items():
-        yield Finding(name, "branches", len(footprint(files, branch["words"], branch["folders"])), 0)
+        folders = [*branch["folders"], *table.get("tables", ())]
+        yield Finding(name, "branches", len(footprint(files, branch["words"], folders)), 0)
     for package in table["arrows_up"]:
         yield Finding(package, "arrows_up", len(arrows_up(arrows(files, package))), 0)
     for package in table["mutual_pairs"]:
@@ -238,6 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     counts = {each.place: each.number for each in findings(files, table) if each.kind == "branches"}
     print("files outside its folders that name a branch: " + ", ".join(f"{name} {n}" for name, n in counts.items()))
+    print(f"trunk {trunk_lines(files, table)} lines")
     said = problems(files, table)
     print("\n".join(said), end="\n" if said else "")
     return bool(said)

@@ -126,12 +126,7 @@ def describe(error: grpc.RpcError) -> str:
 
 
 def first_answer(
-    access: AdminAccess,
-    stub: Callable[[grpc.Channel], Any],
-    method: str,
-    request: Message,
-    kind: type[Any],
-    timeout_s: float,
+    access: AdminAccess, stub: Callable[[grpc.Channel], Any], method: str, request: Message, timeout_s: float
 ) -> Any:
     """Returns the response of the first router that answers.
 
@@ -140,15 +135,11 @@ def first_answer(
     failures: list[PeerLost] = []
     for address in access.addresses:
         with access.channel(address) as channel:
-            called: Callable[..., Any] = getattr(stub(channel), method)
             try:
-                response = called(request, timeout=timeout_s)
+                return getattr(stub(channel), method)(request, timeout=timeout_s)
             except grpc.RpcError as error:
                 cause = error_of(cast(grpc.aio.AioRpcError, error), address)
                 if not isinstance(cause, PeerLost):
                     raise cause from error
                 failures.append(cause)
-            else:
-                assert isinstance(response, kind)
-                return response
     raise PeerLost("; ".join(failure.message for failure in failures))

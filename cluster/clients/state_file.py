@@ -68,9 +68,9 @@ def write(state: ServeState) -> None:
             field="XDG_RUNTIME_DIR",
         )
     path = path_of(state.pid)
-    draft = path.with_suffix(".draft")
-    draft.write_text(to_json(state))
-    draft.replace(path)
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(to_json(state))
+    unfinished.replace(path)
 
 
 def started_ticks(pid: int) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from cluster.ray import session as ray_session
 from cluster.terminal.announce import Announcer
-from cluster.values.placement import Node, gpu_ranks_of, unplaceable, with_gpus
+from cluster.values.placement import Node, gpus_of, unplaceable, with_gpus
 from cluster.values.spec import FleetSpec
 from twostroke.base.errors import ConfigError
 from twostroke.config import ClusterConfig, Role, RoleConfig
@@ -69,4 +69,4 @@ class FleetStart:
             time.sleep(PAUSE_S)
 
     def _asked(self, nodes: list[Node], role: Role) -> RoleConfig:
-        return with_gpus(nodes, self._config.role(role), gpu_ranks_of(self._config.model, role))
+        return with_gpus(nodes, self._config.role(role), gpus_of(self._config.model, role))

@@ -14,7 +14,8 @@ import secrets
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -40,15 +41,16 @@ from twostroke.models.drafts.check import (
     check_draft,
     check_draft_size,
     draft_dir,
-    draft_pool,
     naming_draft,
+    plan_draft,
 )
-from twostroke.models.known_specs import known_spec
 
 if TYPE_CHECKING:  # loads ray, which reads its environment when it is imported
     from cluster.launch.supervisor_client import SupervisorClient
 
 INTERRUPTED = 130
+OF_SUPERVISOR = ("drain", "assign_role", "sleep", "wake_up", "reload", "scale", "scaling")
+"""Methods of `Supervisor` that commands may call over the control socket."""
 
 
 def serve(config: ClusterConfig) -> int:
@@ -122,40 +124,32 @@ def _tell_unless_interrupt(happened: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(happened)
 
 
+@dataclass(slots=True)
 class _Launch:
-    def __init__(
-        self,
-        config: ClusterConfig,
-        options: LaunchOptions,
-        token: str | None,
-        model_dir: str,
-        folder: RunFolder,
-        announcer: Announcer,
-        interrupts: Interrupts,
-    ) -> None:
-        self._config = config
-        self._options = options
-        self._given_token = token
-        self._model_dir = model_dir
-        self._interrupts = interrupts
-        self._folder = folder
-        self._announcer = announcer
-        self._routers: list[RouterKeeper] = []
-        self._is_ready = asyncio.Event()
+    config: ClusterConfig
+    options: LaunchOptions
+    token: str | None
+    """The fleet's token, if the user gave one."""
+    model_dir: str
+    folder: RunFolder
+    announcer: Announcer
+    interrupts: Interrupts
+    routers: list[RouterKeeper] = field(default_factory=list)
+    is_ready: asyncio.Event = field(default_factory=asyncio.Event)
 
     def run(self) -> int:
-        is_local = self._config.address is None
+        is_local = self.config.address is None
         spec = fleet_spec(
-            self._config,
-            token=self._given_token or secrets.token_hex(32),
-            port=self._config.fleet_port or ports.fleet_port(LOOPBACK),
+            self.config,
+            token=self.token or secrets.token_hex(32),
+            port=self.config.fleet_port or ports.fleet_port(LOOPBACK),
         )
         if is_local:
-            admin_access.write_token(self._folder.path, spec.token)
-            ray_environment.for_local_cluster(admin_access.write_ray_token(self._folder.path, spec.token))
+            admin_access.write_token(self.folder.path, spec.token)
+            ray_environment.for_local_cluster(admin_access.write_ray_token(self.folder.path, spec.token))
             # Routers and Ray take seconds to start, so they start side by side. Routers wait for the fleet.
             self._make_routers(spec.token, f"{LOOPBACK}:{spec.port}")
-            for router in self._routers:
+            for router in self.routers:
                 router.start()
         else:
             ray_environment.for_joined_cluster(outlives_node=True)
@@ -165,41 +159,39 @@ class _Launch:
             from cluster.launch.supervisor_client import SupervisorClient
             from cluster.ray import session as ray_session
 
-            self._announcer.begin("starting Ray" if is_local else f"joining Ray at {self._config.address}")
+            self.announcer.begin("starting Ray" if is_local else f"joining Ray at {self.config.address}")
             try:
-                if self._config.address is None:
-                    ray_session.start_local(self._folder.ray_dir, cpus(self._config))
+                if self.config.address is None:
+                    ray_session.start_local(self.folder.ray_dir, cpus(self.config))
                 else:
-                    ray_session.join(self._config.address, self._config.ray_wait_s)
-                self._interrupts.check()
-                start = fleet_start.FleetStart(self._config, spec, self._announcer)
-                actor, token = start.run(
-                    adopts_fleet=self._options.adopts_fleet, has_token=self._given_token is not None
-                )
+                    ray_session.join(self.config.address, self.config.ray_wait_s)
+                self.interrupts.check()
+                start = fleet_start.FleetStart(self.config, spec, self.announcer)
+                actor, token = start.run(adopts_fleet=self.options.adopts_fleet, has_token=self.token is not None)
                 if not is_local:
-                    admin_access.write_token(self._folder.path, token)
+                    admin_access.write_token(self.folder.path, token)
                     self._make_routers(token, "")
-                return asyncio.run(self._follow(SupervisorClient(actor, self._announcer, self._config.address)))
+                return asyncio.run(self._follow(SupervisorClient(actor, self.announcer, self.config.address)))
             finally:
                 ray_session.leave()
         finally:
-            for router in self._routers:
+            for router in self.routers:
                 router.kill()
 
     def _make_routers(self, token: str, fleet_address: str) -> None:
         """Creates the keepers. `fleet_address` is empty where it is not known yet."""
-        configs = router_configs(self._config, token=token, fleet_address=fleet_address, model_dir=self._model_dir)
-        self._routers = [
-            RouterKeeper(index, config, self._folder.log_dir, self._announcer) for index, config in enumerate(configs)
+        configs = router_configs(self.config, token=token, fleet_address=fleet_address, model_dir=self.model_dir)
+        self.routers = [
+            RouterKeeper(index, config, self.folder.log_dir, self.announcer) for index, config in enumerate(configs)
         ]
 
     async def _follow(self, supervisor: SupervisorClient) -> int:
         stop = self._stop_on_signal()
-        if self._interrupts.came:
+        if self.interrupts.came:
             stop.set()
         tasks = [
             asyncio.create_task(supervisor.follow()),
-            *(asyncio.create_task(self._keep_router(router, supervisor)) for router in self._routers),
+            *(asyncio.create_task(self._keep_router(router, supervisor)) for router in self.routers),
             asyncio.create_task(self._announce_when_ready(supervisor)),
             asyncio.create_task(self._serve_control_socket(supervisor)),
         ]
@@ -208,18 +200,18 @@ class _Launch:
             done, _ = await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()  # raises what went wrong
-            return 0 if self._is_ready.is_set() else INTERRUPTED
+            return 0 if self.is_ready.is_set() else INTERRUPTED
         finally:
-            self._announcer.begin("leaving the fleet to itself" if self._options.keeps_fleet else "stopping")
+            self.announcer.begin("leaving the fleet to itself" if self.options.keeps_fleet else "stopping")
             for task in (*tasks, stopping):
                 task.cancel()
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
             stopped_s = time.monotonic()
-            of_routers = await asyncio.gather(*(router.stop() for router in self._routers))
+            of_routers = await asyncio.gather(*(router.stop() for router in self.routers))
             exits = [ending for ending in of_routers if ending is not None]
-            if not self._options.keeps_fleet:
+            if not self.options.keeps_fleet:
                 exits += await supervisor.stop_fleet()
-            self._announcer.say(describe_exits(exits, time.monotonic() - stopped_s))
+            self.announcer.say(describe_exits(exits, time.monotonic() - stopped_s))
 
     async def _keep_router(self, router: RouterKeeper, supervisor: SupervisorClient) -> None:
         """Keeps one router alive. This ends only by cancellation or failure."""
@@ -227,44 +219,38 @@ class _Launch:
 
     async def _serve_control_socket(self, supervisor: SupervisorClient) -> None:
         """Serves the control socket. This ends only by cancellation or failure."""
-        routers = {router.name: router for router in self._routers}
+        routers = {router.name: router for router in self.routers}
 
         async def processes() -> dict[str, list[str]]:
             return {"workers": await supervisor.workers(), "routers": list(routers)}
 
         async def restart_router(name: str) -> None:
             await routers[name].restart()
-            self._announcer.say(f"{name} was restarted; the process before finishes its streams")
+            self.announcer.say(f"{name} was restarted; the process before finishes its streams")
 
         handlers: dict[str, control_socket.Handler] = {
+            **{method: partial(supervisor.ask, method) for method in OF_SUPERVISOR},
             "processes": processes,
-            "drain": supervisor.drain,
-            "assign_role": supervisor.assign_role,
-            "sleep": supervisor.sleep,
-            "wake_up": supervisor.wake_up,
-            "reload": supervisor.reload,
-            "scale": supervisor.scale,
-            "scaling": supervisor.scaling,
             "restart_router": restart_router,
             "restart_supervisor": supervisor.restart_supervisor,
         }
-        async with control_socket.serving_socket(self._folder.path, handlers):
+        async with control_socket.serving_socket(self.folder.path, handlers):
             await asyncio.Event().wait()
 
     async def _announce_when_ready(self, supervisor: SupervisorClient) -> None:
         """Prints the banner once everything serves. This ends only by cancellation or failure."""
         await supervisor.until_all_serve()
-        self._announcer.begin("waiting for the routers")
-        addresses = tuple(await asyncio.gather(*(router.until_ready() for router in self._routers)))
+        self.announcer.begin("waiting for the routers")
+        addresses = tuple(await asyncio.gather(*(router.until_ready() for router in self.routers)))
         own = state_file.own(
             addresses,
-            self._config.model.public_name,
-            str(self._folder.path),
-            has_tls=self._config.certificates.clients is not None,
+            self.config.model.public_name,
+            str(self.folder.path),
+            has_tls=self.config.certificates.clients is not None,
         )
         state_file.write(own)
-        self._announcer.ready(self._config, addresses, self._folder.path, self._model_dir)
-        self._is_ready.set()
+        self.announcer.ready(self.config, addresses, self.folder.path, self.model_dir)
+        self.is_ready.set()
         await asyncio.Event().wait()
 
     def _stop_on_signal(self) -> asyncio.Event:
@@ -272,7 +258,7 @@ class _Launch:
 
         def on_signal() -> None:
             if stop.is_set():
-                self._announcer.end()
+                self.announcer.end()
                 # The kernel ends Ray's processes and the routers with this one; the cleanup process does the rest.
                 os._exit(INTERRUPTED)
             stop.set()
@@ -320,4 +306,4 @@ def _have_draft_model(config: ClusterConfig, directory: Path) -> None:
         check_model(draft, alone.replace(tp=1, prefill_tp=None, decode_tp=None))  # one rank computes all of it
     check_draft(name, draft, directory)
     check_draft_size(name, draft, directory, model)
-    draft_pool(known_spec(draft), model.dtype, config.cache.block_size, config.schedule.draft_cache_bytes)
+    plan_draft(draft, model, config.cache, config.schedule)

@@ -10,9 +10,9 @@ from cluster import ports
 from cluster.flags.checks import file_can_be_made
 from cluster.flags.tls import check as check_tls
 from cluster.flags.token import read as read_token
-from cluster.values.placement import Node, first_unplaceable, gpu_ranks_of, with_gpus
+from cluster.values.placement import Node, first_unplaceable, gpus_of, with_gpus
 from cluster.values.spec import LOOPBACK, router_ports
-from router.auth.auth import read_keys
+from router.auth.key_authenticator import read_keys
 from twostroke.base.errors import ConfigError
 from twostroke.config import ClusterConfig, Role
 from twostroke.config.worker import ranks_of
@@ -96,8 +96,7 @@ def _check_room(config: ClusterConfig) -> None:
     resources = {"CPU": float(cpus(config)), "GPU": float(gpus), "memory": float(available_memory_bytes())}
     here = [Node("", LOOPBACK, {}, resources)]
     demands = [
-        (role, with_gpus(here, config.role(role), gpu_ranks_of(config.model, role)), count)
-        for role, count in config.counts
+        (role, with_gpus(here, config.role(role), gpus_of(config.model, role)), count) for role, count in config.counts
     ]
     ray_labels = {
         key: value

@@ -117,37 +117,16 @@ class SupervisorClient:
         return True
 
     async def fleet_address(self) -> str:
-        return str(await self._ask("address", retries=-1))
+        return str(await self.ask("address", retries=-1))
 
     async def workers(self) -> list[str]:
         """Returns the names of all workers that are not asleep."""
-        snapshot: FleetSnapshot = await self._ask("snapshot")
+        snapshot: FleetSnapshot = await self.ask("snapshot")
         awake = (worker for worker in snapshot.workers if worker.observed.stage is not WorkerStage.ASLEEP)
         return [worker.config.worker_id for worker in awake]
 
-    async def drain(self, **wanted: Any) -> int:
-        return int(await self._ask("drain", **wanted))
-
-    async def sleep(self, **wanted: Any) -> None:
-        await self._ask("sleep", **wanted)
-
-    async def wake_up(self, worker_id: str) -> None:
-        await self._ask("wake_up", worker_id=worker_id)
-
-    async def reload(self, **wanted: Any) -> Any:
-        return await self._ask("reload", **wanted)
-
-    async def assign_role(self, worker_id: str, role: str) -> None:
-        await self._ask("assign_role", worker_id=worker_id, role=role)
-
-    async def scale(self, **wanted: Any) -> Any:
-        return await self._ask("scale", **wanted)
-
-    async def scaling(self) -> Any:
-        return await self._ask("scaling")
-
-    async def _ask(self, method: str, *, retries: int = 0, **arguments: Any) -> Any:
-        """Calls a method. Raises PeerLost where the supervisor dies meanwhile, or Ray is away."""
+    async def ask(self, method: str, *, retries: int = 0, **arguments: Any) -> Any:
+        """Calls a method of `Supervisor`. Raises PeerLost where the supervisor dies meanwhile, or Ray is away."""
         if self._supervisor is None:
             raise PeerLost(AWAY)
         called = getattr(self._supervisor, method).options(max_task_retries=retries)
@@ -181,7 +160,7 @@ class SupervisorClient:
 
     async def _has_found(self, names: Collection[str]) -> bool:
         try:
-            snapshot: FleetSnapshot = await self._ask("snapshot")
+            snapshot: FleetSnapshot = await self.ask("snapshot")
         except PeerLost:
             return False
         settled = (WorkerStage.SERVING, WorkerStage.ASLEEP, WorkerStage.DRAINED, WorkerStage.FAILED)

@@ -1,7 +1,7 @@
 """Profiles as events of Chrome's trace format, which ui.perfetto.dev and chrome://tracing open. Pure.
 
-A process of the trace is a router or worker; its threads are the tracks "engine", "work loop" and as many "requests" as
-were served at the same time.
+A process of the trace is a router or worker. Its threads are the tracks "engine" and "work loop", and as many
+"requests" as were served at the same time.
 """
 
 from __future__ import annotations

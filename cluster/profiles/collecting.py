@@ -45,7 +45,7 @@ class ProcessProfile:
     slices: list[control_pb2.ProfileSlice] = field(default_factory=list)
     spans: list[control_pb2.TraceSpan] = field(default_factory=list)
     failure: str = ""
-    """The reason why nothing (more) came of it, or nothing."""
+    """Why the profile is missing or ends early; else empty."""
 
     @property
     def seconds(self) -> float:

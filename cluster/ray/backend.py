@@ -1,4 +1,4 @@
-"""Keeps in Ray what a restarted supervisor must find again: worker actors, desired state, incarnations, pins."""
+"""Keeps in Ray what a restarted supervisor must find again: worker actors, desired state, incarnations, messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ray.experimental import internal_kv
 from cluster.supervisor.actors import MOUNTS, ActorLocation, MountedWorker, Serving
 from cluster.supervisor.backend import AfterDrain, Nodes, WorkerDied
 from cluster.values.desired_state import Checkpoint, DesiredState
-from cluster.values.placement import gpu_ranks_of, node_request_for, nodes_from_ray, worker_options
+from cluster.values.placement import gpus_of, node_request_for, nodes_from_ray, worker_options
 from cluster.values.spec import NAMESPACE
 from cluster.values.worker_counts import WorkerCounts
 from twostroke.base.errors import InternalError, PeerLost, ServeError
@@ -104,7 +104,7 @@ class RayBackend:
             config.role,
             self._roles.get(config.role, RoleConfig()),
             worker_count=self._worker_count,
-            gpu_ranks=gpu_ranks_of(config.model, config.role),
+            gpus_each=gpus_of(config.model, config.role),
         )
         log.info("worker created worker=%s options=%s", config.worker_id, options)
         # Detached, so that a worker and its streams outlive the supervisor that created it.
@@ -114,48 +114,43 @@ class RayBackend:
         return RayWorker(actor_class.remote(config))
 
     def next_incarnation(self, worker_id: str) -> int:
-        key = _incarnation_key(worker_id)
-        last = internal_kv._internal_kv_get(key, namespace=KV_NAMESPACE)
+        key = f"incarnation/{worker_id}"
+        last = _read(key)
         # Routers may outlive a fleet and Ray's store: a new fleet's first epoch must be higher than the last one they
         # know.
         incarnation = int(last) + 1 if last else max(1, int(self._clock()))
-        internal_kv._internal_kv_put(key, str(incarnation), overwrite=True, namespace=KV_NAMESPACE)
+        _write(key, str(incarnation))
         return incarnation
 
     def after_drain(self, worker_id: str) -> AfterDrain | None:
-        value = internal_kv._internal_kv_get(_after_drain_key(worker_id), namespace=KV_NAMESPACE)
+        value = _read(f"after_drain/{worker_id}")
         return AfterDrain(value.decode()) if value else None
 
     def set_after_drain(self, worker_id: str, after_drain: AfterDrain | None) -> None:
-        key = _after_drain_key(worker_id)
-        if after_drain is None:
-            internal_kv._internal_kv_del(key, namespace=KV_NAMESPACE)
-        else:
-            internal_kv._internal_kv_put(key, after_drain.value, overwrite=True, namespace=KV_NAMESPACE)
+        _write(f"after_drain/{worker_id}", None if after_drain is None else after_drain.value)
 
     def desired(self) -> DesiredState | None:
-        value = internal_kv._internal_kv_get(DESIRED_KEY, namespace=KV_NAMESPACE)
+        value = _read(DESIRED_KEY)
         return from_json(DesiredState, value.decode()) if value else None
 
     def set_desired(self, desired: DesiredState) -> None:
-        internal_kv._internal_kv_put(DESIRED_KEY, to_json(desired), overwrite=True, namespace=KV_NAMESPACE)
+        _write(DESIRED_KEY, to_json(desired))
 
-    def pins(self) -> dict[str, bytes]:
-        return _values(_pin_key(""))
+    def stored(self, kind: str) -> dict[str, bytes]:
+        prefix = f"{kind}/"
+        values = {key: _read(key) for key in _keys(prefix)}
+        return {key.removeprefix(prefix): value for key, value in values.items() if value}
 
-    def adapters(self) -> dict[str, bytes]:
-        return _values(_adapter_key(""))
-
-    def set_adapter(self, key: str, adapter: bytes | None) -> None:
-        _put_or_delete(_adapter_key(key), adapter, "adapters")
-
-    def set_pin(self, pin_id: str, pin: bytes | None) -> None:
-        _put_or_delete(_pin_key(pin_id), pin, "pins")
+    def store(self, kind: str, key: str, message: bytes | None) -> None:
+        try:
+            _write(f"{kind}/{key}", message)
+        except ray.exceptions.RayError as error:
+            raise PeerLost(f"Ray's store of {kind}s does not answer: {_first_line(error)}") from error
 
     def request_nodes(self, placed: WorkerCounts) -> None:
         room = node_request_for(placed, self._roles)
         if room.bundles:
-            internal_kv._internal_kv_put(NODE_REQUEST_KEY, "asked", overwrite=True, namespace=KV_NAMESPACE)
+            _write(NODE_REQUEST_KEY, "asked")
             request_resources(bundles=room.bundles, bundle_label_selectors=room.selectors)
 
     async def nodes(self) -> Nodes:
@@ -165,29 +160,28 @@ class RayBackend:
             raise PeerLost(f"Ray does not say which nodes leave: {_first_line(error)}") from error
 
     def forget(self) -> None:
-        if internal_kv._internal_kv_get(NODE_REQUEST_KEY, namespace=KV_NAMESPACE):
+        if _read(NODE_REQUEST_KEY):
             request_resources(bundles=[])
-        for prefix in (
-            _incarnation_key(""),
-            _after_drain_key(""),
-            _pin_key(""),
-            _adapter_key(""),
-            DESIRED_KEY,
-            NODE_REQUEST_KEY,
-        ):
-            for key in internal_kv._internal_kv_list(prefix, namespace=KV_NAMESPACE):
-                internal_kv._internal_kv_del(key, namespace=KV_NAMESPACE)
+        for key in _keys():
+            _write(key, None)
 
 
-def _put_or_delete(key: str, value: bytes | None, kind: str) -> None:
-    """Raises PeerLost where Ray's head does not answer."""
-    try:
-        if value is None:
-            internal_kv._internal_kv_del(key, namespace=KV_NAMESPACE)
-        else:
-            internal_kv._internal_kv_put(key, value, overwrite=True, namespace=KV_NAMESPACE)
-    except ray.exceptions.RayError as error:
-        raise PeerLost(f"Ray's store of {kind} does not answer: {_first_line(error)}") from error
+def _keys(prefix: str = "") -> list[str]:
+    """Returns the fleet's keys in Ray's store."""
+    return sorted(key.decode() for key in internal_kv._internal_kv_list(prefix, namespace=KV_NAMESPACE))
+
+
+def _read(key: str) -> bytes | None:
+    value: bytes | None = internal_kv._internal_kv_get(key, namespace=KV_NAMESPACE)
+    return value
+
+
+def _write(key: str, value: str | bytes | None) -> None:
+    """Stores a value, or deletes it. Raises RayError where Ray's head does not answer."""
+    if value is None:
+        internal_kv._internal_kv_del(key, namespace=KV_NAMESPACE)
+    else:
+        internal_kv._internal_kv_put(key, value, overwrite=True, namespace=KV_NAMESPACE)
 
 
 def _nodes_now() -> Nodes:
@@ -203,29 +197,6 @@ def _nodes_now() -> Nodes:
         if node_id in alive
     }
     return Nodes(leaving, has_others=alive > leaving.keys())
-
-
-def _incarnation_key(worker_id: str) -> str:
-    return f"incarnation/{worker_id}"
-
-
-def _after_drain_key(worker_id: str) -> str:
-    return f"after_drain/{worker_id}"
-
-
-def _values(prefix: str) -> dict[str, bytes]:
-    """Returns what is stored below a prefix, without it."""
-    keys = sorted(internal_kv._internal_kv_list(prefix.encode(), namespace=KV_NAMESPACE))
-    values = {key.decode(): internal_kv._internal_kv_get(key, namespace=KV_NAMESPACE) for key in keys}
-    return {key.removeprefix(prefix): value for key, value in values.items() if value}
-
-
-def _adapter_key(key: str) -> str:
-    return f"adapter/{key}"
-
-
-def _pin_key(pin_id: str) -> str:
-    return f"pin/{pin_id}"
 
 
 async def _result(reference: Awaitable[Answer]) -> Answer:

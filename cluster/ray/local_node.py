@@ -1,8 +1,8 @@
 """A Ray node that starts only the processes which a local cluster uses: Ray's head (GCS) and the node's raylet.
 
 `ray.init` also starts an autoscaler's monitor, a log monitor, a dashboard and two agents of the node. They serve nobody
-here and have no switch. With them, `twostroke serve` with a paced model takes 1.4 times the processor time until it is
-ready, and 1.6 times the memory (medians of three starts each, docs/performance.md).
+here and have no switch. With them, a start with a paced model takes 1.4 times the processor time and 1.6 times the
+memory (docs/performance.md).
 """
 
 from __future__ import annotations

@@ -58,9 +58,9 @@ class FleetObservation:
     """Requests that have arrived since counting began."""
     ended: tuple[RequestDemand, ...] = ()
     """Requests that ended since the last observation; only a sample if there were many."""
-    capacity: MeasuredCapacity | None
+    capacity: MeasuredCapacity | None = None
     """None means that no worker has measured its steps yet."""
-    slots: int
+    slots: int = 1
     """Streams that one decode worker can hold."""
     backlog_s: float = 0.0
     """Seconds of queued computing, summed over all prefill workers."""

@@ -1,8 +1,8 @@
 """The names under which adapters are served: the supervisor remembers them, and every fleet view has them.
 
-They are stored in Ray, as pins are, so that they outlive supervisor, routers and workers. A name that was removed stays
-stored without an adapter: a router that starts again with it on its command line does not bring it back. Where names
-become too many, those that were removed first are forgotten.
+They are stored in Ray, so that they outlive supervisor, routers and workers. A name that was removed stays stored
+without an adapter. So a router that starts again with it on its command line does not bring it back. Where names become
+too many, those that were removed first are forgotten.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import grpc.aio
-from google.protobuf.message import DecodeError
 
+from cluster.supervisor.backend import MessageStore
+from cluster.supervisor.stored import DIGEST_BYTES, StoredMessages
 from twostroke.base.errors import InvalidRequest, NotFound, Overloaded, ServeError
 from twostroke.models.adapters.store import CopyOwner
 from twostroke.rpc.channel import PeerChannel
@@ -27,35 +28,26 @@ log = logging.getLogger(__name__)
 
 MOST_ADAPTERS: Final = 4096
 """Names of one fleet, those that were removed included: some hundred bytes each in every view."""
-DIGEST_BYTES: Final = 16
 CALL_S: Final = 3.0
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-class AdapterStore(Protocol):
-    """Storage in which names of adapters outlive the supervisor."""
-
-    def adapters(self) -> Mapping[str, bytes]:
-        """Returns what was stored, by key."""
-
-    def set_adapter(self, key: str, adapter: bytes | None) -> None:
-        """Stores a name, or deletes it. Raises PeerLost where the store does not answer."""
 
 
 class NamedAdapters(adapters_pb2_grpc.AdaptersServicer):
     def __init__(
         self,
-        store: AdapterStore,
+        store: MessageStore,
         publish: Callable[[], int],
         workers: Callable[[], Sequence[str]],
         membership: Membership,
     ) -> None:
         """`publish` sends every watcher a new view and returns its version; `workers` returns their addresses."""
-        self._store = store
+        self._stored: StoredMessages[adapters_pb2.NamedAdapter] = StoredMessages(
+            store, "adapter", adapters_pb2.NamedAdapter, lambda each: _key(each.name), "load it again"
+        )
         self._publish = publish
         self._workers = workers
         self._membership = membership
-        self._known = _stored(store)
+        self._known = {each.name: each for each in self._stored.kept().values()}
         """Names, the latest change last; one that was removed has no digest."""
         self._telling: asyncio.Task[None] | None = None
         self._is_untold = False
@@ -107,8 +99,7 @@ class NamedAdapters(adapters_pb2_grpc.AdaptersServicer):
             await asyncio.gather(self._telling, return_exceptions=True)
 
     def _keep(self, adapter: adapters_pb2.NamedAdapter) -> int:
-        message = adapter.SerializeToString()
-        self._store.set_adapter(_key(adapter.name), _digest(message) + message)
+        self._stored.keep(adapter)
         self._known.pop(adapter.name, None)
         self._known[adapter.name] = adapter
         self._is_untold = True
@@ -121,7 +112,7 @@ class NamedAdapters(adapters_pb2_grpc.AdaptersServicer):
         removed = next((name for name, each in self._known.items() if not each.adapter.digest), None)
         if removed is None:
             raise Overloaded(f"the fleet has {MOST_ADAPTERS} names of adapters, and takes no more; unload some")
-        self._store.set_adapter(_key(removed), None)
+        self._stored.forget(_key(removed))
         del self._known[removed]
 
     async def _tell_workers(self) -> None:
@@ -152,25 +143,5 @@ class NamedAdapters(adapters_pb2_grpc.AdaptersServicer):
             await channel.close()
 
 
-def _stored(store: AdapterStore) -> dict[str, adapters_pb2.NamedAdapter]:
-    """Returns the stored names; a damaged one is left out, with a warning: its clients get 404 until it is loaded."""
-    known: dict[str, adapters_pb2.NamedAdapter] = {}
-    for key, stored in store.adapters().items():
-        message = stored[DIGEST_BYTES:]
-        try:
-            adapter = adapters_pb2.NamedAdapter.FromString(message)
-        except DecodeError:
-            adapter = adapters_pb2.NamedAdapter()
-        if stored[:DIGEST_BYTES] != _digest(message) or _key(adapter.name) != key:
-            log.warning("stored adapter is damaged, load it again key=%s bytes=%d", key, len(stored))
-            continue
-        known[adapter.name] = adapter
-    return known
-
-
 def _key(name: str) -> str:
     return hashlib.blake2b(name.encode(), digest_size=DIGEST_BYTES).hexdigest()
-
-
-def _digest(message: bytes) -> bytes:
-    return hashlib.blake2b(message, digest_size=DIGEST_BYTES, person=b"twostroke.name").digest()

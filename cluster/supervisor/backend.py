@@ -1,4 +1,4 @@
-"""What the supervisor keeps where a restarted one finds it: worker actors, desired state, incarnations, pins.
+"""What the supervisor keeps where a restarted one finds it: worker actors, desired state, incarnations, messages.
 
 `FleetBackend` and `WorkerHandle` are the interface; `cluster/ray/backend.py` implements it. Only ServeErrors leave it.
 """
@@ -71,7 +71,17 @@ class WorkerHandle(Protocol):
         """Kills the process for good."""
 
 
-class FleetBackend(Protocol):
+class MessageStore(Protocol):
+    """Messages that outlive the supervisor, by their kind and key."""
+
+    def stored(self, kind: str) -> Mapping[str, bytes]:
+        """Returns the messages of a kind by key."""
+
+    def store(self, kind: str, key: str, message: bytes | None) -> None:
+        """Stores a message, or deletes it. Raises PeerLost where Ray's head does not answer."""
+
+
+class FleetBackend(MessageStore, Protocol):
     def find(self, config: WorkerConfig) -> WorkerHandle | None:
         """Returns the worker that an earlier process of the supervisor created."""
 
@@ -87,18 +97,6 @@ class FleetBackend(Protocol):
         """Returns the state that was stored last."""
 
     def set_desired(self, desired: DesiredState) -> None: ...
-
-    def pins(self) -> Mapping[str, bytes]:
-        """Returns the pins that were stored, by their ids."""
-
-    def adapters(self) -> Mapping[str, bytes]:
-        """Returns the names of adapters that were stored, by key."""
-
-    def set_adapter(self, key: str, adapter: bytes | None) -> None:
-        """Stores a name of an adapter, or deletes it. Raises PeerLost where Ray's head does not answer."""
-
-    def set_pin(self, pin_id: str, pin: bytes | None) -> None:
-        """Stores a pin, or deletes it. Raises PeerLost where Ray's head does not answer."""
 
     def request_nodes(self, placed: WorkerCounts) -> None:
         """Asks Ray's autoscaler for nodes for this many workers of each role. It removes nodes that stay idle."""

@@ -25,6 +25,7 @@ from cluster.supervisor.reconcile.commands import WorkerCommands
 from cluster.supervisor.reconcile.desired import DesiredFleet
 from cluster.supervisor.reconcile.drains import Drains
 from cluster.supervisor.reconcile.node_watch import NodeWatch
+from cluster.supervisor.reconcile.parts import FleetParts
 from cluster.supervisor.reconcile.plan import Create, WorkerStage, plan
 from cluster.supervisor.reconcile.reconciler import Reconciler
 from cluster.supervisor.reconcile.reloads import Reloads
@@ -58,13 +59,14 @@ class Supervisor:
         drains = self._drains = Drains(fleet, backend, self._membership, SHUTDOWN_S)
         changes = Changes(fleet)
         reloads = self._reloads = Reloads(fleet, desired, drains, changes, spec)
-        self._reconciler = Reconciler(fleet, backend, desired, drains, changes, reloads)
-        self._commands = WorkerCommands(fleet, desired, drains, changes, reloads, self._reconciler, spec)
+        parts = FleetParts(spec, fleet, backend, desired, drains, changes, reloads)
+        self._reconciler = Reconciler(parts)
+        self._commands = WorkerCommands(parts, self._reconciler)
         self._autoscaler = Autoscaler(desired, spec, clock)
         self._service = FleetService(self.drain, self._autoscaler.report, self.assign_role)
         self._pins = FleetPins(self._pin_holders, backend, self._membership)
         self._adapters = NamedAdapters(backend, fleet.publish, self._addresses, self._membership)
-        self._epochs = WorkerEpochs(fleet, backend, desired, drains, reloads, self._pins)
+        self._epochs = WorkerEpochs(parts, self._pins.give)
         self._nodes = NodeWatch(backend, fleet, drains)
         self._worker_tasks: asyncio.TaskGroup | None = None
         self._stopping = asyncio.Event()
@@ -128,9 +130,9 @@ class Supervisor:
     async def reload(self, model: str, deadline_s: float) -> list[str]:
         """Lets all workers load these weights, one at a time; an empty name means the model that they have.
 
-        Returns when all workers that serve have them, and which do not serve since Ray has no node for them: these
-        begin with the new weights. Raises ConfigError where the model cannot take the place of the
-        one that is served, or cannot be loaded; then the weights stay as they were.
+        Returns when all workers that serve have them. The result names those that Ray has no node for: they will begin
+        with the new weights. Raises ConfigError where the model cannot take the place of the one that is served, or
+        cannot be loaded. Then the weights stay as they were.
         """
         self._tasks()
         return await self._reloads.reload(model, deadline_s)
@@ -173,11 +175,10 @@ class Supervisor:
     async def _run(self) -> None:
         server = self._server()
         fleet_pb2_grpc.add_FleetServicer_to_server(self._service, server.server)
-        server.offer("twostroke.v1.Fleet")
         pins_pb2_grpc.add_PinsServicer_to_server(self._pins, server.server)
-        server.offer("twostroke.v1.Pins")
         adapters_pb2_grpc.add_AdaptersServicer_to_server(self._adapters, server.server)
-        server.offer("twostroke.v1.Adapters")
+        for service in ("Fleet", "Pins", "Adapters"):
+            server.offer(f"twostroke.v1.{service}")
         self._fleet.publish()
         await server.start()
         await server.set_serving(True)

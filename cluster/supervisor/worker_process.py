@@ -23,8 +23,8 @@ PING_S = 5.0
 FROZEN_S = 30.0
 """Seconds without an answer before the process is killed, long after routers avoid it.
 
-A cache is worth more than a few seconds, and what freezes a process often passes: a debugger, a stalled disk, a
-machine that is moved.
+A cache is worth more than a few seconds. What freezes a process often passes: a debugger, a stalled disk, a machine
+that is moved.
 """
 
 

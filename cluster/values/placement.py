@@ -56,26 +56,26 @@ def nodes_from_ray(records: Sequence[Mapping[str, Any]]) -> list[Node]:
     ]
 
 
-def gpu_ranks_of(model: ModelConfig, role: Role) -> int:
-    """Returns how many ranks of a role's workers take a GPU each where there are GPUs."""
+def gpus_of(model: ModelConfig, role: Role) -> int:
+    """Returns how many GPUs a worker of a role takes where there are GPUs: one for each of its ranks."""
     return 0 if model.is_paced or model.device == "cpu" else ranks_of(model, role)
 
 
-def with_gpus(nodes: Sequence[Node], asked: RoleConfig, ranks: int) -> RoleConfig:
-    """Returns what a worker asks for: where nodes have GPUs, a whole one for each of several ranks."""
-    if asked.num_gpus is not None or ranks <= 1 or not any(node.resources.get("GPU") for node in nodes):
+def with_gpus(nodes: Sequence[Node], asked: RoleConfig, gpus: int) -> RoleConfig:
+    """Returns what a worker asks for: where nodes have GPUs, all that it takes, if it takes several."""
+    if asked.num_gpus is not None or gpus <= 1 or not any(node.resources.get("GPU") for node in nodes):
         return asked
-    return asked.model_copy(update={"num_gpus": float(ranks)})
+    return asked.model_copy(update={"num_gpus": float(gpus)})
 
 
 def worker_options(
-    nodes: Sequence[Node], role: Role, asked: RoleConfig, *, worker_count: int, gpu_ranks: int
+    nodes: Sequence[Node], role: Role, asked: RoleConfig, *, worker_count: int, gpus_each: int
 ) -> dict[str, Any]:
-    """Returns the options for a worker's actor. `gpu_ranks` of its ranks take a GPU each.
+    """Returns the options for a worker's actor. It takes `gpus_each` GPUs where there are GPUs.
 
     A worker that asks for nothing prefers a node of its role. While there is none, it goes to a node of the other role.
     """
-    asked = with_gpus(nodes, asked, gpu_ranks)
+    asked = with_gpus(nodes, asked, gpus_each)
     options: dict[str, Any] = {"num_cpus": asked.num_cpus, **_labels(nodes, role, asked)}
     if not asked.num_cpus and asked.memory_bytes is None:
         # Without a request all nodes look equally empty, and workers on one node die together. Nodes taken in turns may
@@ -91,7 +91,7 @@ def worker_options(
     gpus = sum(node.resources.get("GPU", 0.0) for node in nodes)
     if asked.num_gpus is not None:
         options["num_gpus"] = asked.num_gpus
-    elif gpu_ranks and gpus > 0:
+    elif gpus_each and gpus > 0:
         options["num_gpus"] = 1 if worker_count <= gpus else 1 / math.ceil(worker_count / gpus)
     return options
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from cluster.ports import check_distinct
-from cluster.values.placement import gpu_ranks_of
+from cluster.values.placement import gpus_of
 from cluster.values.worker_counts import LatencyTargets, WorkerCounts
 from twostroke.base.credentials import TlsConfig
 from twostroke.config import Bounds, ClusterConfig, Role, RoleConfig, RouterConfig, ScalingConfig, WorkerConfig
@@ -94,7 +94,8 @@ class FleetSpec:
 def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
     joined = config.address is not None
     host = NODE_ADDRESS if joined else LOOPBACK
-    # Which workers will share a GPU is not known here; one GPU for all is what must work. Several ranks share none.
+    # Which workers will share a GPU is not known here; one GPU for all is what must work. A worker of several GPUs
+    # shares none.
     scaling = config.scaling
     most = scaling.prefill_bounds(config.prefill).most + scaling.decode_bounds(config.decode).most
     model, cache = config.of_workers
@@ -109,7 +110,7 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
             cluster_token=token,
             cluster_tls=config.certificates.cluster,
             model=model,
-            cache=cache if gpu_ranks_of(model, role) > 1 else shared,
+            cache=cache if gpus_of(model, role) > 1 else shared,
             schedule=config.schedule,
             adapters=config.adapters,
             slo_ttft_s=config.routing.slo_ttft_s,

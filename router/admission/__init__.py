@@ -2,5 +2,5 @@
 
 A worker gets only as much work ahead as keeps it busy (`capacity`). The rest waits in `admission_queue`, in the order
 of `fair_queue`, and is decided anew when its turn comes. A request whose first token would come too late is refused at
-once; `false_rejections` measures how often that was wrong.
+once; `measures` tells how often that was wrong.
 """

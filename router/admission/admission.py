@@ -20,8 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from router.admission.capacity import Capacity, Free
 from router.admission.fair_queue import FairQueue
-from router.admission.fairness import Fairness
-from router.admission.false_rejections import FalseRejections
+from router.admission.measures import Fairness, FalseRejections
 from router.admission.queued_request import Placement, QueuedRequest, Reason, Refused, Rules, Stranded, Verdict
 from router.routing.reservations import Reservations
 from router.routing.selector import Selector, Workers
@@ -110,10 +109,8 @@ class Admission:
 
     def wake(self, workers: Workers, now_s: float) -> list[Verdict]:
         """Returns what has become of queued requests. Call it when workers have changed, and at `wake_at_s`."""
-        for worker_id in list(self.false_rejections.workers):
-            worker = workers.by_id.get(worker_id)
-            if worker is not None and not worker.load.queued_s:
-                self.false_rejections.drained(worker_id, now_s)
+        if self.false_rejections.followed:
+            self.false_rejections.look(workers.by_id, now_s)
         verdicts, self._displaced, self._wake_at_s = self._displaced, [], None
         if self._queued and not workers.decode:
             return [*verdicts, *(self._strand(request_id, now_s) for request_id in list(self._queued))]
@@ -342,8 +339,7 @@ class Admission:
             self._drop(placement)
             self._queue.serve(request_id)
         self.capacity.sent(placement)
-        wanted = placement.request.attempt.request
-        self._selector.dispatched(placement.decision, workers, now_s, wanted.sampling.grammar)
+        self._selector.dispatched(placement.request, placement.decision, workers, now_s)
         self._fairness.served(placement.request.routing.tenant, placement.decision.forecast.prefill_s, now_s)
         return placement
 

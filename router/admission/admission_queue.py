@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from router.admission.admission import Admission
-from router.admission.false_rejections import FalseRejections
+from router.admission.measures import FalseRejections
 from router.admission.queued_request import Placement, QueuedRequest, Reason, Refused, Stranded, Verdict
 from router.metrics import DECISION_BUCKETS_S, ROLE, RouterMetrics
 from router.routing.selector import Workers

@@ -1,30 +1,38 @@
-"""Authenticates calls: every client is accepted, or those with an API key, each within its limits."""
+"""What an authenticated call may do, and who authenticates calls. Here every client is accepted."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
-import logging
-import os
-import time
+import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from typing import Protocol
 
-from router.auth.api_keys import MOST_PRIORITY, KeyEntry, KeyFile, find_key, parse_keys
-from router.auth.limits import KeyLimits, OpenCall
+from router.auth.api_keys import MOST_PRIORITY
 from router.auth.operator_key import OperatorKey
-from router.auth.stream_marks import Mark, stream_marks, unmarked
-from router.metrics import ROLE, RouterMetrics
-from twostroke.base.errors import ConfigError, InvalidApiKey, InvalidRequest, RateLimitExceeded
+from twostroke.base.errors import InvalidRequest
 
-log = logging.getLogger(__name__)
+Mark = Callable[[str], str]
+"""Makes a tenant's mark of a stream's name, which only routers of this cluster can. Empty: it is no tenant's."""
 
-LOOK_S = 1.0
-"""Time between two looks at the file of keys: a revoked key is refused after at most this."""
-REASONS = ("missing", "malformed", "wrong", "revoked", "expired", "requests", "tokens", "concurrency")
+
+def unmarked(stream: str) -> str:
+    return ""
+
+
+def stream_marks(cluster_token: str) -> Callable[[str], Mark]:
+    """Returns what makes a tenant's marks. Only routers of the cluster can make them, and each can check them."""
+    key = hashlib.blake2b(cluster_token.encode(), person=b"stream owners").digest()
+
+    def mark(tenant: str, stream: str) -> str:
+        said = f"{len(tenant)} {tenant} {stream}"
+        return hashlib.blake2b(said.encode(), key=key, digest_size=8).hexdigest()
+
+    return lambda tenant: partial(mark, tenant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +65,24 @@ class AuthContext:
 ANONYMOUS = AuthContext()
 
 
-def read_keys(path: str) -> KeyFile:
-    """Reads the file of keys. Raises ConfigError that says what is wrong, and where."""
-    try:
-        text = Path(path).read_text()
-    except OSError as error:
-        raise ConfigError(f"--api-keys {path}: {error.strerror}", field="--api-keys") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--api-keys {path}: it is no text", field="--api-keys") from error
-    try:
-        return parse_keys(text, f"--api-keys {path}")
-    except ConfigError as error:
-        raise ConfigError(error.message, field="--api-keys") from error
+class Authenticator(Protocol):
+    takes_keys: bool
+    """Clients show an API key."""
+
+    def admit(self, authorization: str | None) -> AbstractContextManager[AuthContext]:
+        """Lets one call in for as long as it takes. Raises InvalidApiKey or RateLimitExceeded."""
+
+    def check(self, authorization: str | None) -> None:
+        """Raises InvalidApiKey. Nothing is counted for the key."""
+
+    async def watch(self) -> None:
+        """Keeps up with changes of the keys, until it is cancelled."""
 
 
 class NoAuthentication:
     """Accepts every client. A stream's name, which has random bits and a mark, is enough to resume it."""
+
+    takes_keys = False
 
     def __init__(self, cluster_token: str = "") -> None:
         self._context = AuthContext(marks=stream_marks(cluster_token))
@@ -89,95 +99,3 @@ class NoAuthentication:
 
     async def watch(self) -> None:
         await asyncio.Event().wait()
-
-
-class KeyAuthenticator:
-    def __init__(self, path: str, cluster_token: str, metrics: RouterMetrics) -> None:
-        """Raises ConfigError where the file cannot be used."""
-        self._path = Path(path)
-        self._keys = metrics.gauge("api_keys", "API keys in the file.")
-        self._stale = metrics.gauge(
-            "api_keys_stale", "1: the file of API keys cannot be used; those before stay in force."
-        )
-        self._refusals = metrics.labelled_counter("api_key_refusals", "Calls refused for their API key.", "reason")
-        for reason in REASONS:
-            self._refusals.labels(ROLE, reason)
-        self._limits = KeyLimits()
-        self._marks = stream_marks(cluster_token)
-        self._operator = AuthContext(marks=self._marks, is_operator=True)
-        self._operator_key = OperatorKey(cluster_token)
-        self._seen = self._look()
-        self._file = read_keys(str(self._path))
-        self._keys.set(len(self._file.keys))
-
-    @contextlib.contextmanager
-    def admit(self, authorization: str | None) -> Iterator[AuthContext]:
-        """Lets one call in for as long as it takes. Raises InvalidApiKey or RateLimitExceeded."""
-        if authorization is not None and self._operator_key.is_in(authorization):
-            yield self._operator
-            return
-        key_id, entry = self._find(authorization)
-        try:
-            call = self._limits.enter(key_id, entry, time.monotonic())
-        except RateLimitExceeded as error:
-            self._refusals.labels(ROLE, error.reason).inc()
-            raise
-        try:
-            yield AuthContext(
-                entry.tenant, entry.max_priority, call.spend, partial(self._widen, call), self._marks, entry.operator
-            )
-        finally:
-            call.leave()
-
-    def check(self, authorization: str | None) -> None:
-        """Raises InvalidApiKey. Nothing is counted for the key."""
-        if authorization is None or not self._operator_key.is_in(authorization):
-            self._find(authorization)
-
-    def _find(self, authorization: str | None) -> tuple[str, KeyEntry]:
-        try:
-            return find_key(self._file.keys, authorization, time.time())
-        except InvalidApiKey as error:
-            self._refusals.labels(ROLE, error.reason).inc()
-            raise
-
-    def _widen(self, call: OpenCall, choices: int) -> None:
-        try:
-            call.widen(choices)
-        except RateLimitExceeded as error:
-            self._refusals.labels(ROLE, error.reason).inc()
-            raise
-
-    async def watch(self) -> None:
-        """Keeps up with changes of the keys, until it is cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            self.look_again()
-
-    def look_again(self) -> None:
-        """Takes what the file says now; where it cannot be used, what it said before stays in force."""
-        seen = self._look()
-        if seen == self._seen:
-            return
-        self._seen = seen
-        try:
-            self._file = read_keys(str(self._path))
-        except ConfigError as error:
-            self._stale.set(1)
-            log.error("API keys not read again, those before stay in force error=%s", error.message)
-            return
-        self._stale.set(0)
-        self._keys.set(len(self._file.keys))
-        self._limits.forget_all_but(self._file.keys)
-        log.info("API keys read again file=%s keys=%d", self._path, len(self._file.keys))
-
-    def _look(self) -> tuple[int, int, int] | None:
-        """Tells one file or content from another: a mounted Secret is a link that changes."""
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-Authenticator = NoAuthentication | KeyAuthenticator

@@ -16,10 +16,9 @@ from starlette.routing import Route
 from router.console import block_map, explanation, fleet_actions, pin_forms, request_list
 from router.console.access import check_caller, read_fields
 from router.console.fleet_actions import FleetActions
-from router.console.fleet_view import FleetView
+from router.console.fleet_view import FleetView, Shared, rendered
 from router.console.pages import SECURITY_HEADERS
-from router.console.shared import Shared, rendered
-from router.dialects.openai.errors import ERRORS
+from router.dialects.openai.reply import ERRORS
 from router.endpoints.errors import error_response
 from router.pin_admin import PinAdmin
 from router.requests.request_handler import RequestHandler
@@ -79,7 +78,7 @@ class ConsoleApi:
             "router": self._router_id,
             "version": __version__,
             "model": self._handler.model,
-            "adapters": sorted(dispatcher.adapters),
+            "adapters": sorted(dispatcher.named_models),
             "recommended": self._handler.recommended.said(),
         }
         try:
@@ -109,7 +108,7 @@ class ConsoleApi:
     async def _request(self, request: Request) -> dict[str, Any]:
         """Returns the waterfall of one request and what it says, as this router and the workers remember it."""
         name = request.query_params.get("id", "")[:400]
-        known = await self._handler.dispatcher.trace(name)
+        known = await self._handler.dispatcher.operations.trace(name)
         if not known.stream or not known.spans:
             raise NotFound(_why_not(name, is_forgotten=known.forgotten))
         return {"router": self._router_id, **_explained(known)}

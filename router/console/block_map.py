@@ -13,7 +13,7 @@ from router.requests.request_handler import RequestHandler
 from router.serving.dispatcher import HASHED_TOKENS
 from twostroke.base.errors import InvalidRequest
 from twostroke.base.ids import BlockHash, WorkerId
-from twostroke.kv_cache.block import adapter_salt, extend_hashes, owner_salt
+from twostroke.kv_cache.block import extend_hashes, owner_salt
 from twostroke.kv_cache.tier import Tier
 
 MOST_SHOWN_BLOCKS = 512
@@ -37,14 +37,14 @@ async def blocks_of(handler: RequestHandler, fields: dict[str, Any], auth: AuthC
     if bool(fields["prompt"]) == bool(fields["messages"]):
         raise InvalidRequest("name either a prompt or messages", field="prompt")
     check_request_id(fields["tenant"], "tenant")
-    facts, adapter = handler.dispatcher.facts, handler.adapter(fields["model"])
+    facts, named = handler.dispatcher.facts, handler.named(fields["model"])
     tokens, texts = await _tokenized(handler, fields, auth)
     salt = owner_salt(fields["tenant"], check_salt(fields["cache_salt"]) if fields["cache_salt"] else b"")
     public = handler.public.blocks_of(tokens, facts.block_size)
-    if adapter is not None:
-        salt, public = adapter_salt(salt, adapter.digest), 0
+    if named is not None:
+        salt, public = named.salted(salt), 0
     hashes = await _hashed(tokens, facts.block_size, salt, public)
-    held = handler.dispatcher.holders(hashes)
+    held = handler.dispatcher.operations.holders(hashes)
     shown = range(min(len(hashes), MOST_SHOWN_BLOCKS))
     size = facts.block_size
     return {

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from twostroke.tracing.recorder import Kept
+from twostroke.tracing.recorder import StreamTrace
 from twostroke.tracing.span import Span
 
 MOST_LISTED = 50
 FIRST_TOKEN = "first token"
 
 
-def latest_of(kept: Iterable[Kept]) -> list[dict[str, Any]]:
+def latest_of(kept: Iterable[StreamTrace]) -> list[dict[str, Any]]:
     return [summary_of(each) for each in kept]
 
 
-def slowest_of(kept: Iterable[Kept]) -> list[dict[str, Any]]:
+def slowest_of(kept: Iterable[StreamTrace]) -> list[dict[str, Any]]:
     """Returns the slowest first."""
     lines = [summary_of(each) for each in kept]
     lines.sort(key=lambda line: -(line["duration_s"] or 0.0))
     return lines[:MOST_LISTED]
 
 
-def summary_of(kept: Kept) -> dict[str, Any]:
+def summary_of(kept: StreamTrace) -> dict[str, Any]:
     """Returns what is known; fields of parts that have not ended are None."""
     root = _last(kept.spans, "request")
     about = {} if root is None else root.attributes

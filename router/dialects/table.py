@@ -6,27 +6,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from router.dialects.anthropic.errors import ERRORS as ANTHROPIC_ERRORS
 from router.dialects.anthropic.models import VERSION_HEADER
+from router.dialects.anthropic.reply import ERRORS as ANTHROPIC_ERRORS
 from router.dialects.anthropic.reply import AnthropicReply
 from router.dialects.anthropic.schema import parse_messages
-from router.dialects.kserve.errors import ERRORS as KSERVE_ERRORS
 from router.dialects.kserve.infer_json import InferJsonReply, parse_infer_json
+from router.dialects.kserve.reply import ERRORS as KSERVE_ERRORS
 from router.dialects.kserve.reply import GenerateReply
 from router.dialects.kserve.schema import parse_generate, parse_generate_stream
-from router.dialects.openai.errors import ERRORS as OPENAI_ERRORS
+from router.dialects.openai.reply import ERRORS as OPENAI_ERRORS
 from router.dialects.openai.reply import OpenAIReply
 from router.dialects.openai.schema import parse_chat, parse_completion
 from router.dialects.reply import ErrorForm, Reply
 from router.dialects.responses.reply import ResponsesReply
 from router.dialects.responses.schema import parse_response
 from router.requests.client_request import AnswerRequest
-from router.requests.resume import SentProgress, StreamPoint
+from router.requests.resume import Progress, StreamPoint
 from router.text.tokenizer import Text
 
 
 class MakeReply(Protocol):
-    def __call__(self, request: Any, point: StreamPoint, model: str, text: Text, progress: SentProgress) -> Reply:
+    def __call__(self, request: Any, point: StreamPoint, model: str, text: Text, progress: Progress) -> Reply:
         """Returns the reply. `request` is what the dialect's `parse` returned, `model` the name that the
         client called.
         """

@@ -16,23 +16,21 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router.auth.auth import Authenticator, KeyAuthenticator, NoAuthentication
-from router.auth.stream_marks import Mark
+from router.auth.auth import Authenticator, Mark, NoAuthentication
 from router.dialects.reply import JSON_LENGTH_HEADER, ErrorForm, Reply
 from router.dialects.table import DIALECTS, Dialect, error_form_at
 from router.endpoints.answer import AnswerResponse, until_disconnect
 from router.endpoints.errors import error_response
 from router.endpoints.health_pages import HealthPages, with_index
 from router.endpoints.kserve.pages import KServePages
-from router.endpoints.lora import LOAD_PATH, UNLOAD_PATH, LoraEndpoints
 from router.endpoints.middleware import OPEN_PATHS, Authentication, RequestIds
 from router.endpoints.models import ModelPages
-from router.endpoints.openapi import OpenApiPage
+from router.endpoints.openapi import OpenApiPage, OperatorCall
 from router.json_body import as_number
 from router.requests.client_request import AnswerRequest, ClientRequest, check_timeout
 from router.requests.params import check_request_id
 from router.requests.request_handler import RequestHandler
-from router.requests.resume import SentProgress, StreamPoint
+from router.requests.resume import SentProgress, StreamPoint, Untold
 from twostroke.base import client_text
 from twostroke.base.errors import (
     Cancelled,
@@ -69,11 +67,11 @@ def build_http_app(
     max_body_bytes: int,
     with_metrics: bool = True,
     outer: Sequence[Middleware] = (),
-    lora: LoraEndpoints | None = None,
+    operators: Sequence[OperatorCall] = (),
     further: Sequence[Route] = (),
 ) -> Starlette:
-    """Builds the HTTP application. `outer` sees every request first. `further` are routes in addition to those of
-    clients.
+    """Builds the HTTP application. `outer` sees every request first. `operators` are calls that take the cluster's
+    token, `further` other routes than those of clients.
     """
     endpoints, models = HttpEndpoints(handler, max_body_bytes), ModelPages(handler)
     clients = [
@@ -85,25 +83,25 @@ def build_http_app(
         Route("/tokenize", _funnel(partial(endpoints.prepared, "tokenize")), methods=["POST"]),
         Route("/v1/messages/count_tokens", _funnel(partial(endpoints.prepared, "count_tokens")), methods=["POST"]),
         Route("/detokenize", _funnel(partial(endpoints.prepared, "detokenize")), methods=["POST"]),
-        *([] if lora is None else _lora_routes(lora)),
+        *(Route(each.path, _funnel(each.call), methods=["POST"]) for each in operators),
         *(Route(path, _funnel(page), methods=["GET"]) for path, page in KServePages(handler).pages()),
         *HealthPages(handler).routes(with_metrics=with_metrics),
     ]
-    openapi = OpenApiPage(clients, OPEN_PATHS, takes_keys=isinstance(authenticator, KeyAuthenticator))
+    takes_keys = authenticator is not None and authenticator.takes_keys
+    openapi = OpenApiPage(clients, OPEN_PATHS, operators, takes_keys=takes_keys)
     return Starlette(
         routes=with_index([*clients, openapi.route(), *further]),
         middleware=[
             *outer,
             Middleware(RequestIds),
-            Middleware(Authentication, authenticator=authenticator or NoAuthentication()),
+            Middleware(
+                Authentication,
+                authenticator=authenticator or NoAuthentication(),
+                open_paths=OPEN_PATHS.union(each.path for each in operators),
+            ),
         ],
         exception_handlers={HTTPException: _http_error},
     )
-
-
-def _lora_routes(lora: LoraEndpoints) -> list[Route]:
-    calls = ((LOAD_PATH, lora.load), (UNLOAD_PATH, lora.unload))
-    return [Route(path, _funnel(call), methods=["POST"]) for path, call in calls]
 
 
 class HttpEndpoints:
@@ -120,15 +118,21 @@ class HttpEndpoints:
         body, auth = await self._body(request, takes_bytes=dialect.takes_bytes), request.state.auth
         received_s, received_at_s = time.monotonic(), time.time()
         deadline_s = _deadline(_header_timeout_s(request), received_at_s)
-        wanted = await self._prepare(request, dialect.path, body, deadline_s, _json_length(request, len(body)))
+        json_bytes = _json_length(request, len(body)) if dialect.takes_bytes else None
+        wanted = await self._prepare(request, dialect.path, body, deadline_s, json_bytes)
         assert isinstance(wanted, AnswerRequest)
         if wanted.removed_part:
             self._handler.metrics.count_removed_part(wanted.removed_part)
         named = check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER)
         tenant = auth.tenant_of(named, TENANT_HEADER)
+        choices, mark = len(wanted.prompts) * wanted.options.n, auth.marks(tenant)
+        if token := request.headers.get(LAST_EVENT_ID_HEADER):
+            point = _resumed(token, dialect, wanted, choices, mark)
+        else:
+            point = StreamPoint.begin(request.state.request_id, choices, mark)
         client_request = ClientRequest(
             body=wanted,
-            point=_point(request, dialect, wanted, auth.marks(tenant)),
+            point=point,
             is_id_drawn=request.state.is_id_drawn,
             is_resumable=_is_resumable(request, dialect, wanted),
             may_rename=True,
@@ -141,10 +145,10 @@ class HttpEndpoints:
             traceparent=request.headers.get(TRACE_HEADER, ""),
             received_s=received_s,
         )
-        model, point = wanted.model or self._handler.model, client_request.point
+        model = wanted.model or self._handler.model
 
         def reply() -> Reply:
-            progress = SentProgress(point, is_told=client_request.is_resumable)
+            progress = SentProgress(point) if client_request.is_resumable else Untold()
             return dialect.reply(wanted, point, model, self._handler.text, progress)
 
         return AnswerResponse(self._handler, client_request, reply, dialect.errors, stream=wanted.stream)
@@ -235,11 +239,7 @@ def _json_length(request: Request, body_bytes: int) -> int | None:
     return int(said)
 
 
-def _point(request: Request, dialect: Dialect, wanted: AnswerRequest, mark: Mark) -> StreamPoint:
-    choices = len(wanted.prompts) * wanted.options.n
-    token = request.headers.get(LAST_EVENT_ID_HEADER)
-    if not token:
-        return StreamPoint.begin(request.state.request_id, choices, mark)
+def _resumed(token: str, dialect: Dialect, wanted: AnswerRequest, choices: int, mark: Mark) -> StreamPoint:
     if not dialect.is_resumable:
         raise InvalidRequest(f"streams of {dialect.path} cannot be resumed", field=LAST_EVENT_ID_HEADER)
     if not wanted.stream:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from router.endpoints.openapi import OperatorCall
 from router.json_body import parse_json
 from twostroke.base.errors import InvalidApiKey, InvalidRequest
 
@@ -30,6 +31,11 @@ class LoraEndpoints:
         """Whoever calls must have the token, as a bearer: what a client's key opens is not enough."""
         self._adapters = adapters
         self._token = token
+
+    def calls(self) -> tuple[OperatorCall, ...]:
+        return tuple(
+            OperatorCall(path, call, "lora_name") for path, call in ((LOAD_PATH, self.load), (UNLOAD_PATH, self.unload))
+        )
 
     async def load(self, request: Request) -> Response:
         body = await self._body(request, LOAD_FIELDS)

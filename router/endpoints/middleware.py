@@ -22,7 +22,6 @@ from router.dialects.table import error_form_at
 from router.endpoints.errors import SHOULD_RETRY_HEADER, error_response
 from router.endpoints.health_pages import HEALTH_PATHS, INDEX
 from router.endpoints.kserve.pages import LIVE_PATH, READY_PATH
-from router.endpoints.lora import LOAD_PATH, UNLOAD_PATH
 from router.endpoints.openapi import OPENAPI_PATH
 from router.requests.params import check_request_id
 from twostroke.base.errors import Forbidden, InvalidApiKey, InvalidRequest, MisdirectedRequest, RateLimitExceeded
@@ -63,9 +62,9 @@ class RequestIds:
         await self._app(scope, receive, send_with_id)
 
 
-OPEN_PATHS = HEALTH_PATHS | {"/metrics", INDEX, OPENAPI_PATH, LOAD_PATH, UNLOAD_PATH, LIVE_PATH, READY_PATH}
-"""Paths that take no client's key: those for adapters take the cluster's token. Metrics are among them only where they
-have no port of their own. The description of the endpoints says nothing of the cluster."""
+OPEN_PATHS = HEALTH_PATHS | {"/metrics", INDEX, OPENAPI_PATH, LIVE_PATH, READY_PATH}
+"""Paths that take no key. Metrics are among them only where they have no port of their own. The description of the
+endpoints says nothing of the cluster."""
 
 CONSOLE_PAGE, CONSOLE_FILES = "/console", "/console/static/"
 """The console's page and the beginning of its files' paths: they say nothing of the cluster, and take no key. Its API
@@ -78,12 +77,14 @@ PREFLIGHT_S = 600
 class Authentication:
     """Authenticates every call but those of probes, for as long as it takes."""
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+    def __init__(self, app: ASGIApp, authenticator: Authenticator, open_paths: frozenset[str]) -> None:
+        """`open_paths` take no client's key."""
         self._app = app
+        self._open_paths = open_paths
         self._authenticator = authenticator
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _is_open(scope["path"]):
+        if scope["type"] != "http" or self._is_open(scope["path"]):
             await self._app(scope, receive, send)
             return
         try:
@@ -95,9 +96,8 @@ class Authentication:
             refused = error_response(error, form, scope["state"]["request_id"])
             await refused(scope, receive, send)
 
-
-def _is_open(path: str) -> bool:
-    return path in OPEN_PATHS or path == CONSOLE_PAGE or path.startswith(CONSOLE_FILES)
+    def _is_open(self, path: str) -> bool:
+        return path in self._open_paths or path == CONSOLE_PAGE or path.startswith(CONSOLE_FILES)
 
 
 def _shown_key(headers: Headers) -> str | None:

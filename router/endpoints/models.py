@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from router.dialects.anthropic.models import VERSION_HEADER, ListedModel, model_page
 from router.dialects.reply import Json
-from router.fleet.adapters import ServedAdapter
+from router.fleet.named_models import NamedModel
 from router.requests.request_handler import RequestHandler
 
 
@@ -19,11 +19,11 @@ class ModelPages:
         self._created_s = int(time.time())
 
     async def all(self, request: Request) -> Response:
-        adapters = self._handler.dispatcher.adapters
+        named = self._handler.dispatcher.named_models
         if VERSION_HEADER in request.headers:
-            listed = [self._listed(name) for name in (self._handler.model, *adapters)]
+            listed = [self._listed(name) for name in (self._handler.model, *named)]
             return JSONResponse(model_page(listed, request.query_params))
-        cards = [self._model_card(), *map(self._adapter_card, adapters.values())]
+        cards = [self._model_card(), *map(self._named_card, named.values())]
         return JSONResponse({"object": "list", "data": cards})
 
     async def one(self, request: Request) -> Response:
@@ -31,12 +31,12 @@ class ModelPages:
         self._handler.check_model(name)
         if VERSION_HEADER in request.headers:
             return JSONResponse(self._listed(name).info)
-        adapter = self._handler.dispatcher.adapters.get(name)
-        return JSONResponse(self._model_card() if adapter is None else self._adapter_card(adapter))
+        named = self._handler.dispatcher.named_models.get(name)
+        return JSONResponse(self._model_card() if named is None else self._named_card(named))
 
     def _listed(self, name: str) -> ListedModel:
-        adapter = self._handler.dispatcher.adapters.get(name)
-        created_s = self._created_s if adapter is None else int(adapter.loaded_s)
+        named = self._handler.dispatcher.named_models.get(name)
+        created_s = self._created_s if named is None else int(named.loaded_s)
         return ListedModel(name=name, created_s=created_s, context_tokens=self._context_tokens)
 
     @property
@@ -59,7 +59,7 @@ class ModelPages:
             card["max_model_len"] = self._context_tokens
         return card
 
-    def _adapter_card(self, adapter: ServedAdapter) -> Json:
-        """Returns what vLLM says of an adapter: its root is the folder that it came from."""
-        own = {"id": adapter.name, "created": int(adapter.loaded_s), "root": adapter.ref.path}
+    def _named_card(self, named: NamedModel) -> Json:
+        """Returns what vLLM says of a model that is served beside it: its root is the folder that it came from."""
+        own = {"id": named.name, "created": int(named.loaded_s), "root": named.ref.path}
         return {**self._model_card(), **own, "parent": self._handler.model}

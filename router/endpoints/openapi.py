@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,16 +91,32 @@ _KSERVE: Mapping[str, Json] = {
 """Bodies of KServe's protocol by the method, which has other inputs beside these."""
 
 _TEXT_PATHS = frozenset({"/", "/health", "/ready", "/live", "/metrics"})
-_LORA = "_lora_adapter"
-"""Ends the paths of vLLM's calls for adapters, whose answer is a text."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCall:
+    """A call for who has the cluster's token. It takes an object and is answered with a text."""
+
+    path: str
+    call: Callable[[Request], Awaitable[Response]]
+    field: str
+    """The field that it needs."""
 
 
 class OpenApiPage:
     """The description, made at the first call, on a thread: it takes some tenths of a second."""
 
-    def __init__(self, routes: Sequence[Route], open_paths: frozenset[str], *, takes_keys: bool) -> None:
-        """`open_paths` take no key of a client. `takes_keys`: all others do."""
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        open_paths: frozenset[str],
+        operators: Sequence[OperatorCall],
+        *,
+        takes_keys: bool,
+    ) -> None:
+        """`open_paths` take no key of a client. `takes_keys`: all others do, but for those of `operators`."""
         self._routes = routes
+        self._operators = {each.path: each.field for each in operators}
         self._open_paths = open_paths
         self._takes_keys = takes_keys
         self._turn = asyncio.Lock()
@@ -141,13 +157,17 @@ class OpenApiPage:
         parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
         operation: Json = {
             "operationId": "_".join([method.lower(), *re.findall(r"\w+", plain)]),
-            "responses": {"200": _answers(path), "default": _error(path)},
+            "responses": {"200": _answers(path, path in self._operators), "default": _error(path)},
         }
         if parameters:
             operation["parameters"] = parameters
-        if (content := _content(path)) and method == "POST":
+        content = _content(path)
+        if path in self._operators:
+            schema = {"type": "object", "properties": {self._operators[path]: {"type": "string"}}}
+            content = {"application/json": {"schema": schema}}
+        if content and method == "POST":
             operation["requestBody"] = {"required": True, "content": content}
-        takes_key = path.endswith(_LORA) or (self._takes_keys and path not in self._open_paths)
+        takes_key = path in self._operators or (self._takes_keys and path not in self._open_paths)
         operation["security"] = [{"bearer": []}, {"key": []}] if takes_key else []
         return operation
 
@@ -162,8 +182,6 @@ def _content(path: str) -> Json:
     method = path.rpartition("/")[2]
     if path in BODIES:
         return {"application/json": {"schema": _body(path)}}
-    if path.endswith(_LORA):
-        return {"application/json": {"schema": {"type": "object", "properties": {"lora_name": {"type": "string"}}}}}
     schema = _KSERVE.get(method.removesuffix("_stream"))
     if schema is None:
         return {}
@@ -214,8 +232,8 @@ def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
     return {name: value if name == "properties" else _inlined(value, definitions) for name, value in kept.items()}
 
 
-def _answers(path: str) -> Json:
-    if path in _TEXT_PATHS or path.endswith(_LORA):
+def _answers(path: str, is_operators: bool) -> Json:
+    if path in _TEXT_PATHS or is_operators:
         kinds = ("text/plain", *(("application/openmetrics-text",) if path == "/metrics" else ()))
         return {"description": "the page", "content": {kind: {"schema": {"type": "string"}} for kind in kinds}}
     content: Json = {"application/json": {"schema": {"type": "object"}}}

@@ -15,13 +15,12 @@ from pathlib import Path
 
 import grpc.aio
 
-from router.fleet.adapters import Adapters, adapters_of
 from router.fleet.failure_detector import FailureDetector
 from router.fleet.feed import EventSink, Feed, FeedDependencies
 from router.fleet.liveness import Change, Liveness
 from router.fleet.metrics import FleetMetrics, ScalingMetrics
-from router.fleet.serving_facts import ServingFacts
-from router.fleet.worker import Worker, WorkerStatus
+from router.fleet.named_models import NamedModels, named_models_of
+from router.fleet.worker import SAME_FACTS, ServingFacts, Worker, WorkerStatus
 from router.metrics import RouterMetrics
 from twostroke.base.errors import PeerLost
 from twostroke.base.fault_points import Point, reach
@@ -72,8 +71,8 @@ class Fleet:
         """
         self._is_told_fingerprint = False
         """The supervisor says which weights requests go to, because workers change them one by one."""
-        self.adapters: Adapters = {}
-        """Adapters that are served beside the model, as the supervisor's last view says."""
+        self.named_models: NamedModels = {}
+        """Models that are served beside the one of all workers, by name, as the supervisor's last view says."""
         self._forms: dict[Role, KvForm] = {}
         """Those of the first worker of each role; all others of the role must have the same."""
         self._config = config
@@ -228,7 +227,7 @@ class Fleet:
             self._route_to(view.fingerprint)
         self._events.follow_routers(view.routers, tasks)
         self._scaling.take(view.scaling)
-        self.adapters = adapters_of(view.adapters)
+        self.named_models = named_models_of(view)
         self._note_change()
 
     def _route_to(self, fingerprint: str) -> None:
@@ -331,15 +330,10 @@ class Fleet:
         assert self.fingerprint is not None, "taken from the first worker that introduced itself"
         model, pool_pages = models[0], min(model.pool_pages for model in models)
         self._facts = ServingFacts(
-            model=model.model,
-            max_model_len=model.max_model_len,
-            vocab_size=model.vocab_size,
+            **{name: getattr(model, name) for name in SAME_FACTS},
             eos_token_ids=tuple(model.eos_token_ids),
-            block_size=model.block_size,
             pool_tokens=pool_pages * model.block_size,
             pool_pages=pool_pages,
-            page_bytes=model.page_bytes,
-            dtype=model.dtype,
             kv_form=form_of(model),
             fingerprint=self.fingerprint,
             tail_blocks=model.tail_blocks,

@@ -1,15 +1,16 @@
-"""One link to each decode worker, opened when it is first needed, and the calls that could not be sent yet."""
+"""One link to each decode worker, opened as soon as it serves, and the calls that could not be sent yet."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 from router.fleet.failure_detector import FailureDetector
+from router.fleet.token_stream import StreamLink, TokenStream
 from router.fleet.worker import Worker
-from router.fleet.worker_link import TokenStream, WorkerLink
+from router.fleet.worker_link import WorkerLink
 from router.metrics import RouterMetrics
 from twostroke.base.ids import Epoch, WorkerId
 from twostroke.observability.bug_log import log_bug
@@ -56,6 +57,12 @@ class LinkPool:
                 self._close_later(link, stream)
         return link
 
+    def connect(self, workers: Iterable[Worker]) -> None:
+        """Opens the links that are missing, so that no request waits for one."""
+        if not self._is_closed:
+            for worker in workers:
+                self.to(worker)
+
     def close_unclosed(self, worker: Worker) -> None:
         """Closes what a worker still has that was thought dead and is heard again."""
         if worker.worker_id in self._unclosed:
@@ -87,7 +94,7 @@ class LinkPool:
         """Sends no more calls to workers: the tasks that would do it are ending."""
         self._is_closed = True
 
-    def _close_later(self, link: WorkerLink, stream: TokenStream) -> None:
+    def _close_later(self, link: StreamLink, stream: TokenStream) -> None:
         if self._is_closed:
             return
         if link.lost is not None:
@@ -98,14 +105,14 @@ class LinkPool:
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
-    async def _close(self, link: WorkerLink, stream: TokenStream) -> None:
+    async def _close(self, link: StreamLink, stream: TokenStream) -> None:
         while not await link.close(stream):
             if link.lost is not None or self._is_flushing:
                 self._keep_unclosed(link, stream)
                 return
             await asyncio.sleep(RETRY_PAUSE_S)
 
-    def _keep_unclosed(self, link: WorkerLink, stream: TokenStream) -> None:
+    def _keep_unclosed(self, link: StreamLink, stream: TokenStream) -> None:
         if link.is_over:
             return
         later = self._links.get(link.worker_id)
@@ -117,7 +124,7 @@ class LinkPool:
         self._unclosed[link.worker_id] = {**kept, stream: link.epoch}
 
 
-async def _contained(link: WorkerLink, work: Callable[[], Awaitable[None]]) -> None:
+async def _contained(link: StreamLink, work: Callable[[], Awaitable[None]]) -> None:
     """Runs `work`: a bug in one link costs that link's requests only."""
     try:
         await work()

@@ -1,4 +1,4 @@
-"""One epoch of one worker as the router knows it."""
+"""One epoch of one worker as the router knows it, and what all decode workers say about the model that they serve."""
 
 from __future__ import annotations
 
@@ -179,3 +179,35 @@ def stream_step(load: Load) -> StreamStep:
 def _tier_page_s(load: Load) -> tuple[float, ...]:
     reported = {tier_from_message(rate.tier): rate.page_s for rate in load.tiers}
     return tuple(reported.get(tier, 0.0) for tier in Tier if tier <= max(reported, default=Tier.DEVICE))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingFacts:
+    """What the decode workers say about the model they serve; they all say the same."""
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    block_size: int
+    pool_tokens: int
+    """Tokens that fit into one decode worker's pool."""
+    pool_pages: int
+    page_bytes: int
+    dtype: str
+    kv_form: KvForm
+    """The form of their pages."""
+    fingerprint: str
+    tail_blocks: int = 0
+    """Last blocks of a prefix whose pages in the further group are needed to go on; 0 where there is one group."""
+    further_page_bytes: int = 0
+    """Bytes of a page in the further group."""
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that prompt and answer of one choice may have together: the model's, or what a whole pool fits."""
+        return min(self.max_model_len, self.pool_tokens)
+
+
+SAME_FACTS = ("model", "max_model_len", "vocab_size", "block_size", "page_bytes", "dtype")
+"""Facts that stand in a `ModelInfo` under the same names."""

@@ -11,23 +11,21 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
 
 import grpc.aio
 from google.protobuf.message import Message
 
 from router.fleet.failure_detector import FailureDetector
 from router.fleet.liveness import Signal
+from router.fleet.token_stream import TokenStream
 from router.fleet.worker import Worker
 from router.metrics import RouterMetrics
 from twostroke.base.errors import Cancelled, NotFound, PeerLost, ServeError
 from twostroke.base.fault_points import Point, reach
 from twostroke.base.ids import RequestId
-from twostroke.request import FinishReason, PromptLogprobs, SampledToken, plain_token
 from twostroke.rpc.channel import PeerChannel, call_timeout_s, error_of, is_refusal
-from twostroke.rpc.convert import error_from_message, prompt_logprobs_from_message, token_from_message
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import ERROR_KIND_KEY
 from twostroke.rpc.v1 import control_pb2, worker_pb2
@@ -62,132 +60,6 @@ _LINK_TROUBLE = frozenset(
     }
 )
 """Codes that gRPC itself gives when a connection or a process ends under a call."""
-
-
-class TokenDelta(NamedTuple):
-    """Tokens by which one choice has grown, and its end where it has ended. It is a tuple: one is made for every
-    token."""
-
-    position: int
-    """Position of the first of them in the choice's output."""
-    tokens: tuple[SampledToken, ...]
-    finish: FinishReason | None = None
-    cached_tokens: int = 0
-    """Prompt tokens whose KV was not computed for this request."""
-    lifetime: Mapping[str, float] = MappingProxyType({})
-    """Instants that the worker has marked."""
-    prompt_logprobs: PromptLogprobs | None = None
-    """Logprobs of the prompt, with the first token, where they are wanted."""
-    drafts: Mapping[str, tuple[int, int]] = MappingProxyType({})
-    """Drafted and kept tokens of the attempt by drafter, with its end."""
-    is_recovered: bool = False
-    """A worker has computed them for another router, where a client has resumed its stream."""
-
-
-class TokenStream:
-    """Tokens of one attempt in order, without gap or duplicate. The link feeds it, the request's owner reads it."""
-
-    def __init__(self, link: WorkerLink, request_id: RequestId, attempt: int, next_position: int) -> None:
-        self.link = link
-        self.request_id = request_id
-        self.attempt = attempt
-        self.next_position = next_position
-        """Position of the first token that has not arrived."""
-        self.number = 0
-        """The worker's number of it, over the connection that has sent its latest entry."""
-        self.is_complete = False
-        """The worker has ended it: there is nothing to close."""
-        self._deltas: list[TokenDelta] = []
-        """What has come before it is read."""
-        self._take: Callable[[TokenDelta], None] = self._deltas.append
-        """Called with what arrives."""
-        self._finish: FinishReason | None = None
-        self._error: Exception | None = None
-        self._ended = asyncio.Event()
-
-    def feed(self, entry: worker_pb2.TokenEntry) -> bool:
-        """Takes an entry. Returns False, and takes nothing, where tokens before it are missing."""
-        if self.is_complete or self._error is not None:
-            return True
-        if entry.finish_reason == FinishReason.ERROR:
-            self.end(error_from_message(entry.error))
-            return True
-        if entry.position > self.next_position:
-            return False
-        fresh = entry.tokens[self.next_position - entry.position :]
-        finish = FinishReason(entry.finish_reason) if entry.finish_reason else None
-        if not fresh and finish is None:
-            return True
-        tokens = tuple(map(token_from_message, fresh))
-        scores = None
-        if self.next_position == 0 and entry.HasField("prompt_logprobs"):
-            scores = prompt_logprobs_from_message(entry.prompt_logprobs)
-        lifetime = dict(entry.lifetime)
-        counted = () if finish is None else entry.drafts.items()
-        drafts = {drafter: (counts.drafted, counts.kept) for drafter, counts in counted}
-        delta = TokenDelta(self.next_position, tokens, finish, entry.cached_tokens, lifetime, scores, drafts)
-        self.next_position += len(tokens)
-        self.is_complete = finish is not None
-        self._deliver(delta)
-        return True
-
-    def feed_token(self, position: int, token: int) -> bool:
-        """Takes a token without logprobs as `feed` takes an entry."""
-        if self.is_complete or self._error is not None:
-            return True
-        if position == self.next_position:
-            self.next_position = position + 1
-            try:
-                self._take(TokenDelta(position, (plain_token(token),)))
-            except Exception as error:
-                self._give_up(error)
-        return position < self.next_position
-
-    def end(self, error: ServeError) -> None:
-        """Ends the stream with an error of the worker."""
-        self.is_complete = True
-        self.fail(error)
-
-    def fail(self, error: ServeError) -> None:
-        """Ends the stream with an error. What has arrived is read first."""
-        self._error = self._error or error
-        self._ended.set()
-
-    async def read(self, take: Callable[[TokenDelta], None]) -> FinishReason:
-        """Calls `take` with each delta, from now on as soon as it arrives. Returns the finish reason of the last one.
-
-        Raises the error that ended the stream, or what `take` has raised.
-        """
-        self._take = take
-        try:
-            for delta in self._deltas:
-                self._deliver(delta)
-            self._deltas.clear()
-            await self._ended.wait()
-        finally:
-            self._take = _ignore  # the reader refers to this stream: together they would be a cycle
-        if self._finish is None:
-            assert self._error is not None
-            raise self._error
-        return self._finish
-
-    def _deliver(self, delta: TokenDelta) -> None:
-        try:
-            self._take(delta)
-        except Exception as error:
-            self._give_up(error)
-        if delta.finish is not None and self._take is not _ignore:
-            self._finish = delta.finish
-            self._ended.set()
-
-    def _give_up(self, error: Exception) -> None:
-        """Ends this request alone where its reader failed: the link has others."""
-        self._error, self._take, self._finish = error, _ignore, None
-        self._ended.set()
-
-
-def _ignore(_: TokenDelta) -> None:
-    """Drops what arrives for a stream that has no reader any more."""
 
 
 class WorkerLink:

@@ -6,11 +6,14 @@ import asyncio
 import http
 import logging
 import re
+import urllib.parse
 from typing import Protocol
 
+import httptools
 from starlette.types import ASGIApp, Message, Scope
 from uvicorn.server import ServerState
 
+from router.http_server.refusals import NOT_HTTP, OTHER_VERSION, HttpRefused
 from twostroke.observability.bug_log import log_bug
 
 log = logging.getLogger(__name__)
@@ -213,3 +216,46 @@ class Exchange:
         headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"21")]
         await self.send({"type": "http.response.start", "status": 500, "headers": headers})
         await self.send({"type": "http.response.body", "body": b"Internal Server Error"})
+
+
+def exchange_of(
+    wire: ExchangeConnection,
+    peers: Scope,
+    parser: httptools.HttpRequestParser,
+    url: bytes,
+    headers: Headers,
+    state: ServerState,
+) -> Exchange:
+    """Returns the exchange of a request whose head `parser` has read. `peers` is what its connection knows."""
+    version = parser.get_http_version()
+    named = dict(headers)
+    hosts = sum(name == b"host" for name, _ in headers)
+    if hosts > 1 or (hosts == 0 and version == "1.1"):
+        raise HttpRefused(NOT_HTTP)
+    if version not in ("1.0", "1.1"):
+        raise HttpRefused(OTHER_VERSION)
+    coding, length = named.get(b"transfer-encoding"), named.get(b"content-length", b"0")
+    if coding is not None and (version == "1.0" or coding.lower() != b"chunked"):
+        raise HttpRefused(NOT_HTTP)
+    method = parser.get_method().decode("ascii")
+    parsed = httptools.parse_url(url)
+    path = (parsed.path or b"/").decode("ascii")
+    scope: Scope = {
+        **peers,
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": version,
+        "method": method,
+        "root_path": "",
+        "path": urllib.parse.unquote(path) if "%" in path else path,
+        "raw_path": path.encode("ascii"),
+        "query_string": parsed.query or b"",
+        "headers": headers,
+        "state": {},
+    }
+    keep_alive = version == "1.1" and parser.should_keep_alive() and not parser.should_upgrade()
+    exchange = Exchange(wire, scope, state, keep_alive=keep_alive)
+    if coding is not None or length.strip(b"0"):
+        exchange.framing = b"content-length: " + length if coding is None else b"transfer-encoding: chunked"
+    exchange.expects_continue = version == "1.1" and named.get(b"expect", b"").lower() == b"100-continue"
+    return exchange

@@ -7,60 +7,42 @@ Once a request has its response, the rest of its body is thrown away unparsed an
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import urllib.parse
 import weakref
 from collections import deque
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import httptools
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 from uvicorn import Config
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
-from router.http_server.exchange import Exchange, Headers, status_line
+from router.http_server.exchange import Exchange, Headers, exchange_of, status_line
+from router.http_server.lingering import ConnectionTimer, Lingering
 from router.http_server.loop_share import LoopShare
+from router.http_server.refusals import (
+    MOST_HEADER_BYTES,
+    MOST_HEADERS,
+    TOO_MANY_HEADERS,
+    TOO_MUCH_FRAMING,
+    HttpRefusal,
+    HttpRefused,
+    refusal_of,
+)
 
 HEADERS_S = 20.0
 """Time for the headers of a request, from the connection or from their first byte on."""
 STALL_S = 60.0
 """Time after which a client that takes nothing of its answer is gone."""
-MOST_HEADER_BYTES = 64 << 10
-"""Bytes of the head of one request. A token to resume after may have 16 KiB."""
-MOST_HEADERS = 256
-"""Header lines of one request."""
 SPARE_FRAMING_BYTES = 64 << 10
 """Bytes that a chunked body may spend on sizes, extensions and trailers, besides one for each `FRAMED_BYTES` of it."""
 FRAMED_BYTES = 8
 SLICE_BYTES = 4 << 10
 """Bytes that are parsed at once. In chunks of one byte they are 700 calls, half a millisecond."""
-LINGER_BYTES = 64 << 20
-"""Bytes of a refused body that are thrown away: a client that is still writing would not see the answer."""
-LINGER_S = 10.0
-"""Time for that."""
-LINGER_SILENCE_S = 2.0
-"""Time after which a client that writes nothing more, and was sent all of its answer, is taken to have seen it."""
 LEAST_BYTES_PER_S = 16 << 10
 """Speed of a body below which its connection falls behind, and ends first when there are too many."""
 
 _NOTHING = memoryview(b"")
-_REFUSAL = b'{"error":{"message":"%s","type":"invalid_request_error","param":null,"code":null}}'
-
-
-@dataclass(frozen=True, slots=True)
-class HttpRefusal:
-    """The answer to what cannot become a request."""
-
-    status: int
-    message: str
-
-
-NOT_HTTP = HttpRefusal(400, "this is not a valid HTTP request")
-TOO_MUCH_FRAMING = HttpRefusal(400, "the chunks of the body are too small, or have too much beside their content")
-TOO_MANY_HEADERS = HttpRefusal(431, f"the headers are more than {MOST_HEADERS} lines or {MOST_HEADER_BYTES} bytes")
-OTHER_VERSION = HttpRefusal(505, "only HTTP/1.0 and HTTP/1.1 are spoken here")
 
 
 class TimedProtocol(asyncio.Protocol):
@@ -89,7 +71,8 @@ class TimedProtocol(asyncio.Protocol):
         # What follows a last request is ignored here; without this it would spoil that request.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._transport: asyncio.Transport
-        self._scheme = "http"
+        self._peers: Scope = {}
+        """What requests of this connection have in common."""
         self.is_writable = True
         self._writable = asyncio.Event()
         self._writable.set()
@@ -109,13 +92,10 @@ class TimedProtocol(asyncio.Protocol):
         """Nothing has come since the last response."""
         self._is_last = False
         """No further request is taken."""
-        self._lingers = False
-        self._dropped_bytes = 0
+        self._lingers: Lingering | None = None
         self._body_bytes = 0
-        self._due: asyncio.TimerHandle | None = None
-        """The end of a connection that does not ask in time, is idle, or lingers."""
+        self._timer = ConnectionTimer(self._loop)
         self._stall_due: asyncio.TimerHandle | None = None
-        self._linger_until_s = 0.0
         self._waits_since_s = 0.0
         self.arriving.add(self)
 
@@ -124,16 +104,20 @@ class TimedProtocol(asyncio.Protocol):
         self.arriving.discard(self)
         self._connections.add(self)
         self._transport = transport
-        self._scheme = "https" if is_ssl(transport) else "http"
+        self._peers = {
+            "scheme": "https" if is_ssl(transport) else "http",
+            "server": get_local_addr(transport),
+            "client": get_remote_addr(transport),
+        }
         self._waits_since_s = self._loop.time()
-        self._due = self._loop.call_later(HEADERS_S, self.abort)
+        self._timer.restart(HEADERS_S, self.abort)
         if len(self._connections) > self.most_connections:
             self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
         self.lingering.pop(self, None)
-        self._stop_timer()
+        self._timer.stop()
         if self._stall_due is not None:
             self._stall_due.cancel()
         self._unparsed = _NOTHING
@@ -145,21 +129,18 @@ class TimedProtocol(asyncio.Protocol):
         self._parser = None  # type: ignore[assignment]  # it holds this object, and is not asked any more
 
     def data_received(self, data: bytes) -> None:
-        if self._lingers:
-            self._drop(len(data))
+        if self._lingers is not None:
+            self._lingers.drop(len(data))
             return
         if self._is_between_requests:
             self._is_between_requests = False
             self._waits_since_s = self._loop.time()
-            self._restart_timer(HEADERS_S, self.abort)
+            self._timer.restart(HEADERS_S, self.abort)
         self._unparsed = memoryview(bytes(self._unparsed) + data if self._unparsed else data)
         if not self._is_parsing and self._parse():
             self._is_parsing = True
             self.share.run(self._parse_in_turn)
         self._read_or_not()
-
-    def eof_received(self) -> bool:
-        return False
 
     def pause_writing(self) -> None:
         self.is_writable = False
@@ -205,7 +186,11 @@ class TimedProtocol(asyncio.Protocol):
         if self._transport.is_closing():
             return
         if not exchange.keep_alive:
-            self._end_after(exchange)
+            self._is_last = True
+            if exchange.is_read and not self._unparsed:
+                self._transport.close()
+            else:
+                self._linger()
             return
         if self._pipelined:
             self._answer(self._pipelined.popleft())
@@ -213,7 +198,7 @@ class TimedProtocol(asyncio.Protocol):
         self._body_bytes = 0
         self._waits_since_s = self._loop.time()
         self._is_between_requests = self._head_bytes == 0 and not self._unparsed
-        self._restart_timer(self._keep_alive_s if self._is_between_requests else HEADERS_S, self._transport.close)
+        self._timer.restart(self._keep_alive_s if self._is_between_requests else HEADERS_S, self._transport.close)
         self.body_wanted()
 
     def abort(self) -> None:
@@ -248,13 +233,13 @@ class TimedProtocol(asyncio.Protocol):
         except httptools.HttpParserUpgrade as stopped:
             self._go_on_in_this_protocol(piece[stopped.args[0] :])
         except httptools.HttpParserError as error:
-            self._refuse(_refusal_of(error))
+            self._refuse(refusal_of(error))
             return False
         if self._reading is None and self._answering is None and self._head_bytes > MOST_HEADER_BYTES:
             self._refuse(TOO_MANY_HEADERS)
         elif self._framing_bytes > SPARE_FRAMING_BYTES:
             self._refuse(TOO_MUCH_FRAMING)
-        return bool(self._unparsed) and self._may_parse and not self._lingers
+        return bool(self._unparsed) and self._may_parse and self._lingers is None
 
     def _go_on_in_this_protocol(self, rest: memoryview) -> None:
         """Answers a request for another protocol in this one. The parser has come to the end of its head."""
@@ -276,14 +261,14 @@ class TimedProtocol(asyncio.Protocol):
         if self._reading is not None or self._is_last:
             return  # a trailer: what decides about a request stands in its head
         if len(self._headers) == MOST_HEADERS:
-            raise _Refused(TOO_MANY_HEADERS)
+            raise HttpRefused(TOO_MANY_HEADERS)
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         if self._is_last:
             return
         self._head_bytes = self._framing_bytes = self._body_bytes = 0
-        exchange = self._exchange()
+        exchange = exchange_of(self, self._peers, self._parser, self._url, self._headers, self._state)
         self._reading = exchange
         if not exchange.keep_alive:
             self._is_last = True
@@ -308,45 +293,9 @@ class TimedProtocol(asyncio.Protocol):
         self._reading.end_body()
         self._reading = None
 
-    def _exchange(self) -> Exchange:
-        version = self._parser.get_http_version()
-        named = dict(self._headers)
-        hosts = sum(name == b"host" for name, _ in self._headers)
-        if hosts > 1 or (hosts == 0 and version == "1.1"):
-            raise _Refused(NOT_HTTP)
-        if version not in ("1.0", "1.1"):
-            raise _Refused(OTHER_VERSION)
-        coding, length = named.get(b"transfer-encoding"), named.get(b"content-length", b"0")
-        if coding is not None and (version == "1.0" or coding.lower() != b"chunked"):
-            raise _Refused(NOT_HTTP)
-        method = self._parser.get_method().decode("ascii")
-        parsed = httptools.parse_url(self._url)
-        path = (parsed.path or b"/").decode("ascii")
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": version,
-            "server": get_local_addr(self._transport),
-            "client": get_remote_addr(self._transport),
-            "scheme": self._scheme,
-            "method": method,
-            "root_path": "",
-            "path": urllib.parse.unquote(path) if "%" in path else path,
-            "raw_path": path.encode("ascii"),
-            "query_string": parsed.query or b"",
-            "headers": self._headers,
-            "state": {},
-        }
-        keep_alive = version == "1.1" and self._parser.should_keep_alive() and not self._parser.should_upgrade()
-        exchange = Exchange(self, scope, self._state, keep_alive=keep_alive)
-        if coding is not None or length.strip(b"0"):
-            exchange.framing = b"content-length: " + length if coding is None else b"transfer-encoding: chunked"
-        exchange.expects_continue = version == "1.1" and named.get(b"expect", b"").lower() == b"100-continue"
-        return exchange
-
     def _answer(self, exchange: Exchange) -> None:
         self._answering = exchange
-        self._stop_timer()
+        self._timer.stop()
         self._waits_since_s = self._loop.time()
         task = self._loop.create_task(exchange.run(self._app))
         task.add_done_callback(self._state.tasks.discard)
@@ -358,7 +307,7 @@ class TimedProtocol(asyncio.Protocol):
         """Reads on, or leaves bytes that cannot be parsed yet at the client."""
         if self._unparsed or (self._reading is not None and not self._may_parse):
             self._transport.pause_reading()
-        elif not self._lingers:
+        elif self._lingers is None:
             self._transport.resume_reading()
 
     def _refuse(self, refusal: HttpRefusal) -> None:
@@ -375,65 +324,17 @@ class TimedProtocol(asyncio.Protocol):
                 self.abort()
                 return
         self._answering = self._reading = None
-        body = _REFUSAL % refusal.message.encode()
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self._transport.write(status_line(refusal.status) + head + body)
+        self._transport.write(status_line(refusal.status) + refusal.rest)
         self._linger()
-
-    def _end_after(self, exchange: Exchange) -> None:
-        self._is_last = True
-        if exchange.is_read and not self._unparsed:
-            self._transport.close()
-        else:
-            self._linger()
 
     def _linger(self) -> None:
         """Reads on before it closes: unread bytes would reset the connection, and the client might miss its answer."""
-        self._lingers = True
         self.lingering[self] = None
         self._unparsed = _NOTHING
         self._waits_since_s = self._loop.time()
-        self._linger_until_s = self._loop.time() + LINGER_S
-        if self._transport.can_write_eof():
-            with contextlib.suppress(OSError):  # the client is gone, which reading will show
-                self._transport.write_eof()
-        self._transport.pause_reading()
-        self._restart_timer(LINGER_SILENCE_S, self._end_silent)
-        self.share.drain(self._read_to_drop)
-
-    def _end_silent(self) -> None:
-        """Ends a silent connection. A client that writes nothing may also be slow to take its answer."""
-        if self._transport.get_write_buffer_size() and self._loop.time() < self._linger_until_s + STALL_S:
-            self._restart_timer(LINGER_SILENCE_S, self._end_silent)
-        else:
-            self.abort()
-
-    def _drop(self, count: int) -> None:
-        self._dropped_bytes += count
-        left_s = self._linger_until_s - self._loop.time()
-        if self._dropped_bytes > LINGER_BYTES or left_s <= 0:
-            self.abort()
-            return
-        self._restart_timer(min(LINGER_SILENCE_S, left_s), self._end_silent)
-        self._transport.pause_reading()
-        self.share.drain(self._read_to_drop)
-
-    def _read_to_drop(self) -> bool:
-        if self._transport.is_closing():
-            return False
-        self._transport.resume_reading()
-        return True
+        self._lingers = Lingering(self._transport, self.share, self._timer)
 
     # Time, and room for others.
-
-    def _stop_timer(self) -> None:
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
-
-    def _restart_timer(self, delay_s: float, end: Any) -> None:
-        self._stop_timer()
-        self._due = self._loop.call_later(delay_s, end)
 
     def _behind_s(self, now_s: float) -> float:
         """Returns how long it has waited, less the time that its body's bytes account for."""
@@ -464,16 +365,6 @@ class _BodyOnly:
     def __init__(self, connection: TimedProtocol) -> None:
         self.on_body = connection.on_body
         self.on_message_complete = connection.on_message_complete
-
-
-class _Refused(Exception):
-    def __init__(self, refusal: HttpRefusal) -> None:
-        super().__init__(refusal.message)
-        self.refusal = refusal
-
-
-def _refusal_of(error: httptools.HttpParserError) -> HttpRefusal:
-    return error.__context__.refusal if isinstance(error.__context__, _Refused) else NOT_HTTP
 
 
 def timed_protocol(most_connections: int) -> type[TimedProtocol]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from router.dialects.anthropic.schema import counted_chat
-from router.dialects.grpc.schema import parse_generate, prefix_of, prompt_of
+from router.dialects.grpc.schema import parse_generate, parse_prefix, prompt_of
 from router.dialects.kserve.infer import parse_infer
 from router.dialects.openai.schema import (
     DetokenizeBody,
@@ -31,20 +31,19 @@ from router.requests.params import (
     check_text_length,
     check_token_ids,
 )
-from router.requests.public_prefixes import common_length
 from router.requests.work import PreparationOutcome, Work
 from router.text.cache_hints import TokenHint
 from router.text.infill import infill_ends, infill_text
 from router.text.output.answer_grammar import answer_grammar, unmarked_calls
 from router.text.output.parsing import Parsing, callable_tools
 from router.text.output.reasoning_formats import BY_NAME
-from router.text.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt, diverging_chat, prompt_field
+from router.text.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt, common_length, diverging_chat, prompt_field
 from router.text.structured.output import StructuredOutput
 from router.text.tokenizer import Text
 from twostroke.base.errors import InvalidRequest, ServeError, UnsupportedFeature, without_frames
 from twostroke.observability.bug_log import place_of
 from twostroke.request import LONGEST
-from twostroke.rpc.v1 import inference_pb2, kserve_pb2, pins_pb2
+from twostroke.rpc.v1 import inference_pb2, kserve_pb2
 
 MOST_COUNTED_TOKENS = 1 << 17
 """Tokens in a response of `/tokenize` where the model takes fewer: a megabyte or two."""
@@ -88,37 +87,30 @@ class _Preparation:
         return self._tokenized(parse_infer(_message(kserve_pb2.ModelInferRequest, self._work.body)))
 
     def _tokenized(self, wanted: AnswerRequest) -> AnswerRequest:
-        check_model(wanted.model, self._work.model, self._work.adapters)
-        structured = wanted.options.structured
-        pairs = zip(wanted.prompts, self._prompts(wanted.prompts), strict=True)
-        prompts = tuple(self._parsed(prompt, tokens, structured) for prompt, tokens in pairs)
+        check_model(wanted.model, self._work.model, self._work.named_models)
+        options, prompts = wanted.options, self._prompts(wanted.prompts, wanted.options.structured)
         for prompt, tokens in zip(wanted.prompts, prompts, strict=True):
-            structured = self._structured(prompt, tokens, structured)
-        ends = self._ends(wanted.prompts, wanted.options)
-        options = wanted.options.model_copy(update={"structured": structured, "stop_token_ids": ends})
+            if isinstance(prompt, ChatPrompt) and prompt.tool_use is not None and tokens.parsing is not None:
+                structured = answer_grammar(
+                    prompt.tools, prompt.tool_use, tokens.parsing, options.structured, self._text.added_token
+                )
+                options = options.model_copy(update={"structured": structured})
+        if any(isinstance(prompt, TextPrompt) and prompt.suffix for prompt in wanted.prompts):
+            options = self._ended(options)
         return wanted.model_copy(update={"prompts": prompts, "options": options})
 
-    def _ends(self, prompts: Iterable[Prompt], options: AnswerOptions) -> tuple[int, ...]:
-        """Returns the tokens that end an answer: those that the client names, and with a suffix those of the form."""
-        named = tuple(options.stop_token_ids)
-        fills = any(isinstance(prompt, TextPrompt) and prompt.suffix for prompt in prompts)
-        if not fills or options.ignore_eos:
-            return named
-        return tuple(dict.fromkeys((*named, *infill_ends(self._text))))[: LONGEST["stop_token_ids"]]
-
-    def _structured(
-        self, prompt: Prompt, tokens: TokenPrompt, structured: StructuredOutput | None
-    ) -> StructuredOutput | None:
-        """Returns what an answer must match, with the calls that a chat asks for. `structured`: without them."""
-        if not isinstance(prompt, ChatPrompt) or prompt.tool_use is None or tokens.parsing is None:
-            return structured
-        return answer_grammar(prompt.tools, prompt.tool_use, tokens.parsing, structured, self._text.added_token)
+    def _ended(self, options: AnswerOptions) -> AnswerOptions:
+        """Returns the options with the tokens that end an answer between a prompt and its suffix."""
+        if options.ignore_eos:
+            return options
+        ends = tuple(dict.fromkeys((*options.stop_token_ids, *infill_ends(self._text))))
+        return options.model_copy(update={"stop_token_ids": ends[: LONGEST["stop_token_ids"]]})
 
     def tokenize(self) -> bytes:
         """Returns the body of the response."""
         body = parse_json(self._work.body)
         wanted, prompt = TokenizeBody.read(body), tokenize_prompt(body)
-        check_model(wanted.model, self._work.model, self._work.adapters)
+        check_model(wanted.model, self._work.model, self._work.named_models)
         tokens = self._counted(prompt, isinstance(prompt, TextPrompt) and prompt.add_special_tokens)
         strings = [self._text.entry(token) for token in tokens] if wanted.return_token_strs else None
         counts = {"count": len(tokens), "max_model_len": self._facts.context_tokens}
@@ -131,7 +123,7 @@ class _Preparation:
         """
         body = parse_json(self._work.body)
         wanted, chat = TokenizeBody.read(body), chat_of(body)
-        check_model(wanted.model, self._work.model, self._work.adapters)
+        check_model(wanted.model, self._work.model, self._work.named_models)
         return _json({**named, "input_tokens": len(self._counted(chat, False))})
 
     def detokenize(self) -> bytes:
@@ -146,7 +138,7 @@ class _Preparation:
         return inference_pb2.DetokenizeResponse(text=text).SerializeToString()
 
     def _detokenized(self, model: str | None, tokens: Sequence[int], field: str) -> str:
-        check_model(model, self._work.model, self._work.adapters)
+        check_model(model, self._work.model, self._work.named_models)
         check_length(len(tokens), field, self._facts)
         check_token_ids(tokens, field, self._facts.vocab_size)
         self._outcome.tokens += len(tokens)
@@ -159,15 +151,14 @@ class _Preparation:
     def grpc_tokenize(self) -> bytes:
         """Returns the serialized response."""
         message = _message(inference_pb2.TokenizeRequest, self._work.body)
-        check_model(message.model or None, self._work.model, self._work.adapters)
+        check_model(message.model or None, self._work.model, self._work.named_models)
         prompt = prompt_of(message)
         tokens = self._counted(prompt, isinstance(prompt, TextPrompt))
         return inference_pb2.TokenizeResponse(token_ids=tokens).SerializeToString()
 
-    def pinned_prefix(self) -> array[int]:
+    def shared_prefix(self) -> array[int]:
         """Returns the tokens that prompts which begin like this have in common."""
-        message = _message(pins_pb2.AddPinRequest, self._work.body)
-        prefix = prefix_of(message)
+        prefix = parse_prefix(self._work.body)
         if not isinstance(prefix, ChatPrompt):
             return array("I", self._tokens(prefix, self._facts.context_tokens, isinstance(prefix, TextPrompt)))
         if prefix.continue_final_message:
@@ -185,67 +176,59 @@ class _Preparation:
             raise InvalidRequest(f"{name} has {len(tokens)} tokens; at most {most_tokens} are counted", field=name)
         return tokens
 
-    def _prompts(self, prompts: Sequence[Prompt]) -> tuple[TokenPrompt, ...]:
-        """Tokenizes all prompts, after all of them have passed the checks that cost little."""
+    def _prompts(self, prompts: Sequence[Prompt], structured: StructuredOutput | None) -> tuple[TokenPrompt, ...]:
+        """Tokenizes all prompts, after all of them have passed the checks that cost little.
+
+        `structured` is what their answers match without calls.
+        """
         for prompt in prompts:
             if isinstance(prompt, TokenPrompt):
                 check_prompt(prompt, self._facts)
             elif isinstance(prompt, TextPrompt):
                 self._check_text(prompt.text, "prompt", self._facts.context_tokens)
-        return tuple(map(self._prompt, prompts))
+        return tuple(self._prompt(prompt, structured) for prompt in prompts)
 
-    def _prompt(self, prompt: Prompt) -> TokenPrompt:
-        is_empty = isinstance(prompt, TextPrompt) and not prompt.text and not prompt.suffix
-        most_tokens = self._facts.context_tokens
-        adds = isinstance(prompt, TextPrompt) and prompt.add_special_tokens
-        ids = () if is_empty else self._tokens(prompt, most_tokens, adds)
-        echoed = self._echoed(prompt)
-        tokens = TokenPrompt(array("I", ids), isinstance(prompt, ChatPrompt), self._hints(prompt, ids), text=echoed)
+    def _prompt(self, prompt: Prompt, structured: StructuredOutput | None) -> TokenPrompt:
+        tokens = self._chat(prompt) if isinstance(prompt, ChatPrompt) else self._completion(prompt)
         check_prompt(tokens, self._facts)
+        if isinstance(prompt, ChatPrompt) and (prompt.tool_use is not None or self._work.formats.reasoning):
+            return self._parsed(prompt, tokens, structured)
         return tokens
 
-    def _parsed(self, prompt: Prompt, tokens: TokenPrompt, structured: StructuredOutput | None) -> TokenPrompt:
+    def _chat(self, prompt: ChatPrompt) -> TokenPrompt:
+        ids = self._tokens(prompt, self._facts.context_tokens, False)
+        hints = [TokenHint(self._tokens_up_to(prompt, hint.messages, ids), hint.seconds) for hint in prompt.hints]
+        return TokenPrompt(array("I", ids), is_chat=True, hints=tuple(hints))
+
+    def _completion(self, prompt: TextPrompt | TokenPrompt) -> TokenPrompt:
+        if isinstance(prompt, TokenPrompt):
+            ids = self._tokens(prompt, self._facts.context_tokens, False)
+            text = self._text.decode(ids, skip_special_tokens=False) if prompt.is_echoed else ""
+            return TokenPrompt(array("I", ids), hints=prompt.hints, text=text)
+        is_empty = not prompt.text and not prompt.suffix
+        adds = prompt.add_special_tokens
+        ids = () if is_empty else self._tokens(prompt, self._facts.context_tokens, adds)
+        hints = () if prompt.keep_s is None else (TokenHint(len(ids), prompt.keep_s),)
+        return TokenPrompt(array("I", ids), hints=hints, text=prompt.text if prompt.is_echoed else "")
+
+    def _parsed(self, prompt: ChatPrompt, tokens: TokenPrompt, structured: StructuredOutput | None) -> TokenPrompt:
         """Returns the prompt with how its answers are taken apart. `structured`: what they match without calls."""
-        formats = self._work.formats
-        uses = isinstance(prompt, ChatPrompt) and prompt.tool_use is not None
-        if uses and not formats.calls:
+        formats, use = self._work.formats, prompt.tool_use
+        if use is not None and not formats.calls:
             raise UnsupportedFeature(
                 "tools: the model's chat template shows no known format of tool calls; whoever runs this server can "
                 'name one with --tool-call-parser, or send tool_choice "none"',
                 field="tools",
             )
-        if not isinstance(prompt, ChatPrompt) or not (uses or formats.reasoning):
-            return tokens
         opening = BY_NAME[formats.reasoning].opening if formats.reasoning else ""
         end = self._text.decode(tokens.ids[-OPENING_TOKENS:], skip_special_tokens=False).rstrip() if opening else ""
-        tools = callable_tools(prompt.tools) if uses else {}
+        tools = {} if use is None else callable_tools(prompt.tools)
         is_open = bool(opening) and end.endswith(opening)
         parsing = Parsing(formats=formats, tools=tools, is_reasoning_open=is_open)
-        if prompt.tool_use is not None:
-            unmarked = unmarked_calls(prompt.tools, prompt.tool_use, structured)
+        if use is not None:
+            unmarked = unmarked_calls(prompt.tools, use, structured)
             parsing = dataclasses.replace(parsing, unmarked=unmarked)
         return dataclasses.replace(tokens, parsing=parsing)
-
-    def _echoed(self, prompt: Prompt) -> str:
-        match prompt:
-            case TextPrompt(text=text, is_echoed=True):
-                return text
-            case TokenPrompt(ids=ids, is_echoed=True):
-                return self._text.decode(ids, skip_special_tokens=False)
-            case _:
-                return ""
-
-    def _hints(self, prompt: Prompt, tokens: Sequence[int]) -> tuple[TokenHint, ...]:
-        """Returns which of the prompt's tokens are to be kept, and how long."""
-        match prompt:
-            case TokenPrompt(hints=hints):
-                return hints
-            case TextPrompt(keep_s=keep_s):
-                return () if keep_s is None else (TokenHint(len(tokens), keep_s),)
-            case ChatPrompt(hints=of_messages):
-                return tuple(
-                    TokenHint(self._tokens_up_to(prompt, hint.messages, tokens), hint.seconds) for hint in of_messages
-                )
 
     def _tokens_up_to(self, chat: ChatPrompt, messages: int, tokens: Sequence[int]) -> int:
         """Returns how many of the chat's tokens belong to its first messages, whatever comes after them."""
@@ -281,7 +264,7 @@ KINDS: Mapping[str, Callable[[_Preparation], Any]] = {
     "grpc_generate": _Preparation.grpc_generate,
     "grpc_tokenize": _Preparation.grpc_tokenize,
     "grpc_detokenize": _Preparation.grpc_detokenize,
-    "pinned_prefix": _Preparation.pinned_prefix,
+    "shared_prefix": _Preparation.shared_prefix,
 }
 
 

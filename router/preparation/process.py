@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from router.preparation.prepare import prepare
-from router.preparation.preparer import HEADER
 from router.preparation.wire import packed, unpacked
+from router.preparation.work_process import HEADER
 from router.requests.work import PreparationOutcome
 from router.text.text_files import one_text
 from router.text.tokenizer import load_text

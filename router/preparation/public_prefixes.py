@@ -8,8 +8,7 @@ from pathlib import Path
 
 from router.dialects.openai.schema import parse_chat
 from router.json_body import parse_json
-from router.requests.public_prefixes import PublicPrefixes
-from router.text.prompts import ChatPrompt
+from router.text.prompts import ChatPrompt, PublicPrefixes
 from router.text.tokenizer import Text
 from twostroke.base.errors import ConfigError, ServeError
 

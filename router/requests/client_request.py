@@ -10,25 +10,24 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation, ValidationInfo
 
 from router.auth.auth import ANONYMOUS, AuthContext
-from router.fleet.serving_facts import ServingFacts
+from router.fleet.named_models import NamedModel
+from router.fleet.worker import ServingFacts
 from router.json_body import Body, Integer, Number, wrong_kind
 from router.requests.params import (
     MAX_ANSWERS,
     AnswerOptions,
     check_request_id,
     check_salt,
-    check_speculation,
     priority_class,
-    takes_converted,
 )
-from router.requests.public_prefixes import PublicPrefixes
 from router.requests.resume import StreamPoint
 from router.routing.selector import RoutingParams
-from router.text.prompts import Prompt, TokenPrompt
+from router.text.prompts import Prompt, PublicPrefixes, TokenPrompt
+from twostroke.base.client_text import shown
 from twostroke.base.errors import InvalidRequest
-from twostroke.config import SPECULATE_AUTO
-from twostroke.kv_cache.block import adapter_salt, exact_salt, owner_salt
-from twostroke.request import AdapterRef, CacheHint, GenerateRequest, SamplingParams
+from twostroke.config import DRAFT_MODEL, DRAFTER_NAMES, SPECULATE_AUTO, SPECULATE_OFF
+from twostroke.kv_cache.block import exact_salt, owner_salt
+from twostroke.request import CacheHint, GenerateRequest, SamplingParams
 from twostroke.rpc.channel import call_timeout_s
 
 
@@ -46,15 +45,25 @@ def _salt(value: Any, info: ValidationInfo) -> bytes:
 
 
 def _takes_converted(value: Any) -> bool:
+    """Tells whether a request may be served by pages that were converted from another form."""
     if not isinstance(value, str):
         raise wrong_kind("kv_exactness", value, "a string")
-    return takes_converted(value)
+    if value not in ("exact", "any"):
+        raise InvalidRequest(f'kv_exactness must be "exact" or "any", got {shown(value)}', field="kv_exactness")
+    return value == "any"
 
 
 def _speculation(value: Any) -> str:
+    """Checks who may propose tokens. Only decode workers know whether a draft model is served, and refuse it if not."""
     if not isinstance(value, str):
         raise wrong_kind("speculation", value, "a string")
-    return check_speculation(value)
+    if value not in (SPECULATE_AUTO, SPECULATE_OFF, *DRAFTER_NAMES):
+        sure = ", ".join([SPECULATE_AUTO, SPECULATE_OFF, *(name for name in DRAFTER_NAMES if name != DRAFT_MODEL)])
+        raise InvalidRequest(
+            f"speculation must be one of {sure}, or {DRAFT_MODEL} where a draft model is served, got {shown(value)}",
+            field="speculation",
+        )
+    return value
 
 
 class AnswerRequest(Body):
@@ -170,24 +179,24 @@ class ClientRequest:
         prompt: TokenPrompt,
         sampling: SamplingParams,
         facts: ServingFacts,
-        adapter: AdapterRef | None,
+        named: NamedModel | None,
         public: PublicPrefixes,
     ) -> GenerateRequest:
         """Returns what is wanted of one of its prompts."""
         tokens, block_size = tuple(prompt.ids), facts.block_size
         is_exact = not self.body.takes_converted and facts.kv_form.converted_from is not None
-        is_apart = is_exact or adapter is not None
+        is_apart = is_exact or named is not None
         salt = owner_salt(self.tenant, self.body.cache_salt)
         if is_exact:
             salt = exact_salt(salt)
-        if adapter is not None:
-            salt = adapter_salt(salt, adapter.digest)
+        if named is not None:
+            salt = named.salted(salt)
         return GenerateRequest(
             prompt=tokens,
             sampling=sampling,
             salt=salt,
             public_blocks=0 if is_apart else public.blocks_of(tokens, block_size),
-            adapter=adapter,
+            adapter=None if named is None else named.ref,
             deadline_s=self.deadline_s,
             speculation=self.body.speculation,
             hints=tuple(CacheHint(hint.tokens // block_size, hint.seconds) for hint in prompt.hints),

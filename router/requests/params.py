@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
@@ -9,13 +10,12 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator
 
 from router.auth.api_keys import MOST_PRIORITY
-from router.fleet.serving_facts import ServingFacts
+from router.fleet.worker import ServingFacts
 from router.json_body import Body, Integer, Number, Strings, TokenIds, as_number, is_token_list, wrong_kind
 from router.text.prompts import TokenPrompt, prompt_field
 from router.text.structured.output import StructuredOutput
 from twostroke.base.client_text import shown
 from twostroke.base.errors import ContextLengthExceeded, InvalidRequest, NotFound
-from twostroke.config import DRAFT_MODEL, DRAFTER_NAMES, SPECULATE_AUTO, SPECULATE_OFF
 from twostroke.request import (
     MOST_TOKENS,
     Grammar,
@@ -138,6 +138,16 @@ class AnswerOptions(Body):
             raise InvalidRequest(f"stop strings must have from 1 to {MAX_STOP_CHARS} characters", field="stop")
 
 
+_AS_THEY_ARE = (AnswerOptions.model_fields.keys() & {each.name for each in dataclasses.fields(SamplingParams)}) - {
+    "seed",
+    "max_tokens",
+    "top_k",
+    "logprob_token_ids",
+    "stop_token_ids",
+}
+"""Options that workers get as clients send them."""
+
+
 def priority_class(wanted: int) -> int:
     """Limits the class: clients may send any number (a clock, say), but classes are few."""
     return max(-MOST_PRIORITY, min(MOST_PRIORITY, wanted))
@@ -166,28 +176,9 @@ def check_salt(salt: str) -> bytes:
     return salt.encode()
 
 
-def takes_converted(kv_exactness: str) -> bool:
-    """Tells whether a request may be served by pages that were converted from another form."""
-    if kv_exactness not in ("exact", "any"):
-        raise InvalidRequest(f'kv_exactness must be "exact" or "any", got {shown(kv_exactness)}', field="kv_exactness")
-    return kv_exactness == "any"
-
-
-def check_speculation(speculation: str) -> str:
-    """Checks who may propose tokens. Only decode workers know whether a draft model is served, and refuse it if not."""
-    if speculation not in (SPECULATE_AUTO, SPECULATE_OFF, *DRAFTER_NAMES):
-        sure = ", ".join([SPECULATE_AUTO, SPECULATE_OFF, *(name for name in DRAFTER_NAMES if name != DRAFT_MODEL)])
-        raise InvalidRequest(
-            f"speculation must be one of {sure}, or {DRAFT_MODEL} where a draft model is served, "
-            f"got {shown(speculation)}",
-            field="speculation",
-        )
-    return speculation
-
-
-def check_model(model: str | None, served: str, adapters: Collection[str] = ()) -> None:
+def check_model(model: str | None, served: str, others: Collection[str] = ()) -> None:
     """Raises NotFound for a name that nothing is served under: it never means the model that is there."""
-    if model and model != served and model not in adapters:
+    if model and model != served and model not in others:
         raise NotFound(f"the model {shown(model)} does not exist; this server serves {served!r}", field="model")
 
 
@@ -264,22 +255,11 @@ def sampling_params(
     # More than all tokens is all tokens; a client's number may be larger than any message can carry.
     top_k = None if options.top_k is None else min(options.top_k, facts.vocab_size)
     return SamplingParams(
+        **{name: getattr(options, name) for name in _AS_THEY_ARE},
         seed=seed,
         max_tokens=max_tokens,
-        temperature=options.temperature,
         top_k=top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        presence_penalty=options.presence_penalty,
-        frequency_penalty=options.frequency_penalty,
-        repetition_penalty=options.repetition_penalty,
-        logit_bias=options.logit_bias,
-        allowed_tokens=options.allowed_tokens,
-        logprobs=options.logprobs,
         logprob_token_ids=tuple(dict.fromkeys(options.logprob_token_ids)),
-        prompt_logprobs=options.prompt_logprobs,
-        min_tokens=options.min_tokens,
-        ignore_eos=options.ignore_eos,
         stop_token_ids=tuple(options.stop_token_ids),
         grammar=grammar,
     )

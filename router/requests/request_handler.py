@@ -15,20 +15,18 @@ from typing import Any, TypeVar
 
 from router.admission.queued_request import Siblings
 from router.auth.auth import AuthContext
-from router.fleet.serving_facts import ServingFacts
+from router.fleet.named_models import NamedModel
+from router.fleet.worker import ServingFacts
 from router.metrics import RouterMetrics
 from router.requests.client_request import ClientRequest
 from router.requests.compiled_grammars import CompiledGrammars
-from router.requests.output_share import OutputShare
 from router.requests.params import answer_length, check_model, check_prompt, sampling_params
-from router.requests.public_prefixes import PublicPrefixes
-from router.requests.request_output import OutputDependencies, RequestOutput
+from router.requests.request_output import OutputDependencies, OutputShare, RequestOutput
 from router.requests.resume import Seeds, stream_of
 from router.requests.work import Preparer, Work
-from router.serving.answer_weights import AnswerWeights
-from router.serving.parent_request import Dispatcher, ParentRequest
+from router.serving.parent_request import AnswerWeights, Dispatcher, ParentRequest
 from router.text.output.events import Sink
-from router.text.prompts import TokenPrompt
+from router.text.prompts import PublicPrefixes, TokenPrompt
 from twostroke.base.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -41,7 +39,6 @@ from twostroke.base.errors import (
 from twostroke.base.fault_points import Point, reach
 from twostroke.models.catalog.recommended import UNKNOWN, Recommended
 from twostroke.observability.bug_log import log_bug, place_of
-from twostroke.request import AdapterRef
 from twostroke.tracing.context import TraceContext
 from twostroke.tracing.recorder import Recorder
 
@@ -99,7 +96,7 @@ class RequestHandler:
         """Open requests by name of the stream."""
 
     def check_model(self, model: str | None) -> None:
-        check_model(model, self.model, self.dispatcher.adapters)
+        check_model(model, self.model, self.dispatcher.named_models)
 
     async def prepare(
         self,
@@ -126,7 +123,7 @@ class RequestHandler:
             body,
             self.model,
             dispatcher.facts,
-            frozenset(dispatcher.adapters),
+            frozenset(dispatcher.named_models),
             path_fields,
             self.text.formats,
             json_bytes,
@@ -146,24 +143,23 @@ class RequestHandler:
             raise
         return outcome.value
 
-    async def pinned_prefix(self, body: bytes) -> tuple[array[int], int]:
-        """Returns the tokens of a pin's prefix, for an AddPinRequest as its bytes, and how many of them are public.
+    async def shared_prefix(self, body: bytes) -> tuple[array[int], int]:
+        """Returns the tokens of a prefix, which comes as the bytes of a message, and how many of them are public.
 
         Raises InvalidRequest, or ContextLengthExceeded.
         """
         facts = self.dispatcher.facts
-        outcome = await self._preparer.prepare(Work("pinned_prefix", body, self.model, facts), "")
+        outcome = await self._preparer.prepare(Work("shared_prefix", body, self.model, facts), "")
         if outcome.error is not None:
             raise outcome.error
         tokens: array[int] = outcome.value
         check_prompt(TokenPrompt(tokens), facts)
         return tokens, self.public.blocks_of(tokens, facts.block_size) * facts.block_size
 
-    def adapter(self, model: str) -> AdapterRef | None:
-        """Returns the adapter that is served under a name now. Raises NotFound for a name that leads to nothing."""
-        check_model(model, self.model, self.dispatcher.adapters)
-        served = self.dispatcher.adapters.get(model)
-        return None if served is None else served.ref
+    def named(self, model: str) -> NamedModel | None:
+        """Returns what is served under a name now, beside the model. Raises NotFound for a name of nothing."""
+        check_model(model, self.model, self.dispatcher.named_models)
+        return self.dispatcher.named_models.get(model)
 
     async def abort(self, request_id: str, resume_token: str, auth: AuthContext) -> bool:
         """Ends the request of that id, or the one whose stream the token names. Returns False where there is none.
@@ -245,11 +241,15 @@ class RequestHandler:
         """Makes one request for the dispatcher of each prompt, after every check that the frontend can make."""
         self._refuse_if_draining()
         facts, body, point = self.dispatcher.facts, request.body, request.point
-        options, adapter, routing, grammar = body.options, self.adapter(body.model or ""), request.routing, None
+        options, named, routing, grammar = body.options, self.named(body.model or ""), request.routing, None
         if options.structured is not None:
             compiled = await self._grammars.of(options.structured, request.turns_of)
             grammar = compiled.grammar
-            routing = dataclasses.replace(routing, compile_s=compiled.compile_s, mask_s=compiled.mask_s)
+            routing = dataclasses.replace(
+                routing, needs_setup=True, compile_s=compiled.compile_s, mask_s=compiled.mask_s
+            )
+        elif named is not None:
+            routing = dataclasses.replace(routing, needs_setup=True)
         requests = []
         for number, (request_id, prompt) in enumerate(zip(ids, body.token_prompts, strict=True)):
             sent = point.sent[number * options.n : (number + 1) * options.n]
@@ -259,7 +259,7 @@ class RequestHandler:
             requests.append(
                 ParentRequest(
                     request_id=request_id,
-                    request=request.generate_request(prompt, sampling, facts, adapter, self.public),
+                    request=request.generate_request(prompt, sampling, facts, named, self.public),
                     n=options.n,
                     routing=routing,
                     siblings=Siblings(number * options.n, len(ids) * options.n),

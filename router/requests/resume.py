@@ -22,9 +22,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import quote, unquote
 
-from router.auth.stream_marks import Mark, unmarked
-from router.serving.answer_weights import AnswerWeights
-from router.serving.attempts import MOST_RESUMPTIONS
+from router.auth.auth import Mark, unmarked
+from router.serving.parent_request import MOST_RESUMPTIONS, AnswerWeights
 from twostroke.base.errors import InvalidRequest
 
 RANDOM_BYTES = 8
@@ -99,35 +98,28 @@ class StreamPoint:
 class SentProgress:
     """Keeps what has been sent. A message costs the writing of one block of choices, however many there are."""
 
-    def __init__(self, point: StreamPoint, *, is_told: bool = True) -> None:
-        """`is_told`: the client has asked for tokens. Otherwise all are empty."""
-        self._is_told = is_told
+    def __init__(self, point: StreamPoint) -> None:
         self._begins = f"{quote(point.stream, safe='~')}:{point.resumptions}:"
         self._weights, self._mark = point.weights, point.mark
-        told = point.sent if is_told else ()
-        self._tokens = [sent.tokens or 0 for sent in told]
-        self._sent = [_one(sent) for sent in told]
-        self._blocks = [self._block(first) for first in range(0, len(told), BLOCK_CHOICES)]
+        self._tokens = [sent.tokens or 0 for sent in point.sent]
+        self._sent = [_one(sent) for sent in point.sent]
+        self._blocks = [self._block(first) for first in range(0, len(point.sent), BLOCK_CHOICES)]
 
     def opened(self, choice: int) -> str:
         """Returns the token of the choice's opening, as the others do of their messages."""
         return self._token(choice, "0")
 
     def sent_token(self, choice: int) -> str:
-        if not self._is_told:
-            return ""
         self._tokens[choice] += 1
         return self._token(choice, str(self._tokens[choice]))
 
     def finished(self, choice: int) -> str:
-        return self._token(choice, f"{self._tokens[choice]}e") if self._is_told else ""
+        return self._token(choice, f"{self._tokens[choice]}e")
 
     def ended(self) -> str:
-        return self._marked(_END) if self._is_told else ""
+        return self._marked(_END)
 
     def _token(self, choice: int, sent: str) -> str:
-        if not self._is_told:
-            return ""
         self._sent[choice] = sent
         index = choice // BLOCK_CHOICES
         self._blocks[index] = self._block(index * BLOCK_CHOICES)
@@ -142,6 +134,21 @@ class SentProgress:
             return self._sent[0]
         runs = itertools.groupby(self._sent[first : first + BLOCK_CHOICES])
         return ",".join(_run(sent, len(list(alike))) for sent, alike in runs)
+
+
+class Untold:
+    """Stands for the progress where the client has not asked for tokens: all are empty."""
+
+    def opened(self, choice: int) -> str:
+        return ""
+
+    sent_token = finished = opened
+
+    def ended(self) -> str:
+        return ""
+
+
+Progress = SentProgress | Untold
 
 
 class PulsedStream(Protocol):

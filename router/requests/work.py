@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from router.fleet.serving_facts import ServingFacts
+from router.fleet.worker import ServingFacts
 from router.text.output.parsing import NO_FORMATS, OutputFormats
 from router.text.structured.output import StructuredOutput
 from router.text.tokenizer import Text
@@ -24,8 +24,8 @@ class Work:
     body: bytes
     model: str
     facts: ServingFacts
-    adapters: frozenset[str] = frozenset()
-    """Names of adapters that are served beside the model."""
+    named_models: frozenset[str] = frozenset()
+    """Names of models that are served beside it."""
     path_fields: tuple[tuple[str, str], ...] = ()
     """Fields of the body that the path of an HTTP request says."""
     formats: OutputFormats = NO_FORMATS

@@ -128,8 +128,8 @@ class Forecaster:
     def admission_s(self, decode: WorkerView, pages: int) -> float:
         """Returns the seconds until a slot and pages are free for this request and those that wait before it.
 
-        A worker compiles a request's grammar before it lets the request wait. Running sequences are expected to return
-        theirs evenly over the time of an output.
+        A worker compiles what an answer must match before it lets the request wait. Running sequences are expected to
+        return theirs evenly over the time of an output.
         """
         known_s = self._admissions_s.get((decode.worker, pages))
         if known_s is not None:

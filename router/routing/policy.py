@@ -44,7 +44,7 @@ class WorkerView:
     """Pages with blocks that no request uses at the moment: reusable, at the price of forgetting them."""
     pages_active: int = 0
     cost: StepCost = UNKNOWN
-    """Cost of its steps, with the tokens that it drafts; zeros while unknown."""
+    """Cost of its steps, with the tokens that it proposes; zeros while unknown."""
     step_tokens_each: float = 1.0
     """Tokens of each stream that one of its steps makes known, on average."""
     step_tokens: int = 0
@@ -78,7 +78,7 @@ class WorkerView:
     utilisation: float = 0.0
     """Share of the last minute that it spent on prompt tokens."""
     compile_s: float = 0.0
-    """Predicted seconds until it has compiled the request's grammar; 0 where it has compiled it before."""
+    """Predicted seconds until it has compiled what the answer must match; 0 where it has compiled it before."""
 
     @property
     def cached_blocks(self) -> int:
@@ -141,7 +141,7 @@ class Snapshot:
     draw: float = 0.0
     """A number in [0, 1) that breaks ties."""
     mask_s: float = 0.0
-    """Predicted seconds of one token's mask; 0 without a grammar."""
+    """Predicted seconds of one token's mask; 0 where every token may follow."""
     cache_key: bytes = b""
     """Digest of the client's hint which requests have prefixes in common: those with the same key break ties alike."""
 
@@ -168,7 +168,7 @@ class Forecast:
     transfer_s: float = 0.0
     """Seconds of moving pages to the decode worker that do not overlap with waiting and computing."""
     admission_s: float = 0.0
-    """Seconds until the decode worker has compiled its grammar and has pages for it."""
+    """Seconds until the decode worker has compiled what its answer must match, and has pages for it."""
     decode_queue_s: float = 0.0
     """Seconds for which the end of a pulled prompt waits until the decode worker has computed the ends of others."""
     tail_s: float = 0.0

@@ -7,13 +7,13 @@ worker that is gone has no meaning, and `sweep` takes its blocks out in batches.
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TypeVar
 
 from router.routing.held_blocks import BUCKETS, HeldBlocks
+from router.routing.learned import ReReferenceRate
 from router.routing.part_depths import deepest_of_all
 from twostroke.base.ids import BlockHash, Epoch, WorkerId
 from twostroke.kv_cache.block import HASH_BYTES
@@ -312,12 +312,12 @@ class PrefixIndex:
         return {worker: depth for depth, mask in reversed(found) for worker in self._masks.of(mask)}
 
     def _reach(
-        self, lowest: Tier, hashes: Sequence[BlockHash], also: Coming | None, form: Callable[[int], Depth]
+        self, lowest: Tier, hashes: Sequence[BlockHash], also: Coming | None, as_depth: Callable[[int], Depth]
     ) -> dict[WorkerId, Depth]:
         """Returns how far each worker holds the sequence, on tiers down to `lowest`."""
         reach: dict[WorkerId, Depth] = {}
         for depth, mask in exponential_search(self._looking_down_to(lowest, hashes, also, self._pages), len(hashes)):
-            reach.update(dict.fromkeys(self._masks.of(mask), form(depth)))
+            reach.update(dict.fromkeys(self._masks.of(mask), as_depth(depth)))
         return reach
 
     def _depths(self, worker: WorkerId, reaches: Sequence[dict[WorkerId, int]]) -> tuple[int, ...]:
@@ -439,48 +439,3 @@ def _refusal(held: _WorkerBlocks, batch: EventBatch) -> Applied | None:
     if batch.part or held.sequence is None or batch.sequence > held.sequence + 1:
         return Applied.GAP
     return None
-
-
-REMEMBERED_EVICTIONS = 200_000
-"""Evicted hashes that are remembered: hours of a busy worker."""
-HALVING_EVICTIONS = 50_000
-"""Evictions after which older ones count half."""
-
-
-class ReReferenceRate:
-    """Counts how often a block is asked for again after it was evicted: what forgetting one will cost.
-
-    Where caches are large, hardly anything evicted comes back, and one more copy costs nothing. Where they are small,
-    every copy pushes out what the next request wants.
-    """
-
-    def __init__(self) -> None:
-        self._evicted_blocks: OrderedDict[BlockHash, None] = OrderedDict()
-        """Blocks that were evicted somewhere, the longest ago first."""
-        self._evicted = 0.0
-        self._asked_again = 0.0
-
-    @property
-    def rate(self) -> float:
-        """Share of evicted blocks that were asked for when no worker had them any more."""
-        return min(1.0, self._asked_again / self._evicted) if self._evicted else 0.0
-
-    def evicted(self, hashes: Iterable[BlockHash]) -> None:
-        for block_hash in hashes:
-            self._evicted_blocks[block_hash] = None
-            self._evicted_blocks.move_to_end(block_hash)
-            self._evicted += 1
-        while len(self._evicted_blocks) > REMEMBERED_EVICTIONS:
-            self._evicted_blocks.popitem(last=False)
-        if self._evicted > HALVING_EVICTIONS:
-            self._evicted /= 2
-            self._asked_again /= 2
-
-    def asked(self, lacking: Sequence[BlockHash]) -> None:
-        """Notes that a request needs these blocks and no worker holds them."""
-        if not self._evicted_blocks:
-            return
-        for block_hash in lacking:
-            if block_hash in self._evicted_blocks:
-                del self._evicted_blocks[block_hash]
-                self._asked_again += 1

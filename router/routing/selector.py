@@ -16,13 +16,12 @@ from typing import Protocol
 from router.fleet.worker import Worker
 from router.routing.candidates import BY_QUEUE, BY_STREAMS, WHOLE, Candidates, Need
 from router.routing.forecast import UNKNOWN_LINK, PullEnd, page_s
+from router.routing.learned import PredictionResidual, Setups
 from router.routing.policy import NO_LINKS, Decision, Policy, Snapshot, WorkerView
-from router.routing.prediction_residual import PredictionResidual
 from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations, ReservedShare
-from router.routing.worker_grammars import WorkerGrammars
 from twostroke.base.ids import BlockHash, WorkerId
-from twostroke.request import AdapterRef, Attempt, Grammar
+from twostroke.request import Attempt
 
 OUTPUT_MEMORY = 0.02
 """Weight of the latest output in the expected length of the next one: the last fifty count most."""
@@ -45,10 +44,12 @@ class RoutingParams:
     cache_key: bytes = b""
     """Digest of the client's hint which requests have prefixes in common; empty without one. It says nothing about who
     shares blocks."""
+    needs_setup: bool = False
+    """A worker may have to load or compile something before it can begin it."""
     compile_s: float = 0.0
-    """Seconds that this router took to compile its grammar."""
+    """Seconds that this router took to compile what its answer must match."""
     mask_s: float = 0.0
-    """Seconds that one mask of the grammar took here, on average."""
+    """Seconds that one mask of the tokens that may follow took here, on average."""
 
 
 class Routable(Protocol):
@@ -130,7 +131,7 @@ class Selector:
         self._fetching_until_s: dict[WorkerId, float] = {}
         self._serving_until_s: dict[WorkerId, float] = {}
         """When the pulls to and from each worker will be done. Pulls share its network link."""
-        self._grammars = WorkerGrammars()
+        self._setups = Setups()
         self._loading_until_s: dict[WorkerId, float] = {}
         """When the loads of each worker from lower tiers will be done. Loads share a reader."""
 
@@ -156,13 +157,13 @@ class Selector:
         self._turn += 1
         self._reservations.place(request.attempt.request_id, _shares(snapshot, decision), request.attempt.block_hashes)
         if not is_tentative:
-            self.dispatched(decision, workers, now_s, request.attempt.request.sampling.grammar)
+            self.dispatched(request, decision, workers, now_s)
         return decision
 
-    def dispatched(self, decision: Decision, workers: Workers, now_s: float, grammar: Grammar | None = None) -> None:
+    def dispatched(self, request: Routable, decision: Decision, workers: Workers, now_s: float) -> None:
         """Notes that the decision is carried out now. What it pulls occupies the network links of both workers."""
-        if grammar is not None and (decode := workers.by_id.get(decision.decode)) is not None:
-            self._grammars.placed(decode, grammar)
+        if request.routing.needs_setup and (decode := workers.by_id.get(decision.decode)) is not None:
+            self._setups.placed(decode, request.attempt.request)
         forecast, taker = decision.forecast, decision.computed_by
         pulls = [(decision.peer, taker, forecast.fetched_blocks)]
         pulls.append((decision.source, decision.decode, forecast.pulled_blocks))
@@ -223,10 +224,8 @@ class Selector:
 
         def view(worker: Worker) -> WorkerView:
             passed_s = passes_s.get(worker.worker_id, 0.0)
-            load_s = 0.0 if wanted.adapter is None else _adapter_load_s(worker, wanted.adapter)
-            grammar = wanted.sampling.grammar
-            compile_s = 0.0 if grammar is None else self._grammars.compile_s(worker, grammar, routing.compile_s)
-            return self._view(worker, prefixes, passed_s, now_s, load_s, compile_s)
+            setup_s = self._setups.seconds(worker, wanted, routing.compile_s) if routing.needs_setup else (0.0, 0.0)
+            return self._view(worker, prefixes, passed_s, now_s, setup_s)
 
         hashes = attempt.block_hashes
         sources = _sources(request, workers)
@@ -274,7 +273,7 @@ class Selector:
         self._residual.observe(residual_s, now_s, is_local=decision.source is None)
 
     def _view(
-        self, worker: Worker, prefixes: Prefixes, passed_s: float, now_s: float, load_s: float, compile_s: float
+        self, worker: Worker, prefixes: Prefixes, passed_s: float, now_s: float, setup_s: tuple[float, float]
     ) -> WorkerView:
         load, worker_id = worker.load, worker.worker_id
         reserved = self._reservations.on(worker_id)
@@ -282,7 +281,7 @@ class Selector:
         streams_ahead = reserved.streams * ahead_s / reserved.seconds if reserved.seconds else reserved.streams
         return WorkerView(
             worker=worker_id,
-            queue_s=worker.queue_s(now_s) + ahead_s + load_s,
+            queue_s=worker.queue_s(now_s) + ahead_s + setup_s[0],
             queued_tokens=load.queued_tokens + reserved.tokens,
             requests=load.running + load.waiting + self._reservations.requests_on(worker_id),
             running=load.running + reserved.streams,
@@ -308,7 +307,7 @@ class Selector:
             serve_wait_s=max(0.0, self._serving_until_s.get(worker_id, 0.0) - now_s),
             load_wait_s=max(0.0, self._loading_until_s.get(worker_id, 0.0) - now_s),
             utilisation=worker.utilisation,
-            compile_s=compile_s,
+            compile_s=setup_s[1],
         )
 
     def _with_source_of_coming_blocks(self, snapshot: Snapshot, prefixes: Prefixes, decision: Decision) -> Decision:
@@ -337,11 +336,6 @@ def _sources(request: Routable, workers: Workers) -> Sequence[Worker]:
     if request.attempt.scores_prompt:
         return ()
     return workers.prefill if request.routing.takes_converted else _computing_the_same(workers)
-
-
-def _adapter_load_s(worker: Worker, adapter: AdapterRef) -> float:
-    """Returns the seconds until a worker has the request's adapter; nothing while it has not measured any load."""
-    return 0.0 if adapter.digest in worker.load.adapters else worker.load.adapter_load_s
 
 
 def _computing_the_same(workers: Workers) -> Sequence[Worker]:

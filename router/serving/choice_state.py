@@ -16,11 +16,10 @@ from typing import Protocol
 from router.fleet.demand import DemandReporter
 from router.fleet.fleet import Fleet
 from router.fleet.link_pool import LinkPool
-from router.fleet.worker_link import TokenDelta, TokenStream
+from router.fleet.token_stream import TokenDelta, TokenStream
 from router.metrics import RouterMetrics
-from router.serving.attempts import first_attempt
 from router.serving.migration import Migrated, Migration
-from router.serving.parent_request import ParentRequest
+from router.serving.parent_request import ParentRequest, first_attempt
 from router.serving.placement import Placer, may_go_elsewhere
 from router.serving.recovery import Recovered
 from router.serving.request_log import NoLog, RequestLog
@@ -237,9 +236,9 @@ class ChoiceState:
 
     def _fits(self, recovered: Recovered) -> bool:
         """Tells whether the weights that answer have computed what was recovered."""
-        weights, fingerprint, adapter = self._parent.weights, recovered.link.fingerprint, self._request.adapter
+        weights = self._parent.weights
         decides = weights.fix if recovered.tokens else weights.admit
-        return decides(fingerprint, adapter)
+        return decides(recovered.link.fingerprint, self._request.own_weights)
 
     def _replay(self, recovered: Recovered) -> None:
         """Reports what another router has had already."""
@@ -311,8 +310,8 @@ class ChoiceState:
             reach(Point.ROUTER_TOKEN if self._emitted else Point.ROUTER_FIRST_TOKEN)
         if delta.lifetime:
             self._stats.lifetime.merge(delta.lifetime)
-        if delta.drafts:
-            self._stats.drafts = delta.drafts
+        if delta.proposals:
+            self._stats.proposals = delta.proposals
         self._stats.arrived(len(delta.tokens), delta.cached_tokens, time.monotonic())
         if not delta.tokens:
             return  # the end is reported apart: `end` knows what was reused over all attempts
@@ -323,7 +322,7 @@ class ChoiceState:
 
     def _begin(self, stream: TokenStream) -> None:
         """Notes the first token of an attempt. Raises Migrated where another choice has begun with other weights."""
-        if not self._parent.weights.fix(stream.link.fingerprint, self._request.adapter):
+        if not self._parent.weights.fix(stream.link.fingerprint, self._request.own_weights):
             raise Migrated(f"decode worker {stream.link.worker_id} has other weights than the request began with")
         self._begun_at = stream
         self._with.placer.queue.first_token(self.request_id)

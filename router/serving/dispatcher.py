@@ -7,46 +7,31 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Mapping
 
-from router.fleet.adapters import Adapters
-from router.fleet.broadcast import forget_cached, traces_at
 from router.fleet.demand import DemandReporter
 from router.fleet.fleet import Fleet
 from router.fleet.link_pool import LinkPool
-from router.fleet.profiles import recording_at
-from router.fleet.serving_facts import ServingFacts
-from router.fleet.worker import Worker
-from router.fleet.worker_link import TokenDelta
+from router.fleet.named_models import NamedModels
+from router.fleet.token_stream import TokenDelta
+from router.fleet.worker import ServingFacts, Worker
 from router.metrics import ROLE, RouterMetrics
 from router.routing.policies import policy_named
 from router.routing.reservations import Reservations
 from router.routing.routing_state import RoutingState
 from router.serving.choice_state import ChoiceState, Dependencies
 from router.serving.migration import Migration
+from router.serving.operations import Operations
 from router.serving.parent_request import ParentRequest, Take, take_none
 from router.serving.placement import Placer
 from router.serving.recovery import Recovered, recover
 from router.serving.request_log import ready_made, request_log, worker_record
 from twostroke.base.errors import Cancelled, ConfigError, Draining, InvalidRequest, ServeError
-from twostroke.base.ids import BlockHash, WorkerId
-from twostroke.config import RouterConfig
+from twostroke.base.ids import BlockHash
+from twostroke.config import Role, RouterConfig
 from twostroke.kv_cache.block import extend_hashes
-from twostroke.observability.profiler import Profiler
 from twostroke.request import FinishReason, GenerateRequest
 from twostroke.rpc.membership import Membership
-from twostroke.rpc.profiles import ProfiledParts, profile_here
-from twostroke.rpc.traces import known_of
-from twostroke.rpc.v1.control_pb2 import (
-    ForgetCachedResponse,
-    GetTraceResponse,
-    KvEventBatch,
-    ProfilePart,
-    ProfileRequest,
-    SubscribeKvEventsRequest,
-    WorkerLoad,
-)
 from twostroke.tracing.setup import recorder_of
 
 log = logging.getLogger(__name__)
@@ -74,8 +59,8 @@ class RouterCore:
         self._fleet = Fleet(
             config, self.membership, self.router_id, metrics, self._routing, self._worker_gone, self._worker_back
         )
-        self._profiler = Profiler()
         self.recorder = recorder_of(self.router_id, ROLE, config.tracing, metrics.registry)
+        self.operations = Operations(self._fleet, self._routing, self.membership, self.recorder)
         self._demand = DemandReporter(self.router_id, self._fleet)
         self._with: Dependencies | None = None
         """None until it is started."""
@@ -129,13 +114,13 @@ class RouterCore:
         return self._fleet.facts
 
     @property
-    def adapters(self) -> Adapters:
-        return self._fleet.adapters
+    def named_models(self) -> NamedModels:
+        return self._fleet.named_models
 
-    async def wait_for_adapters(self, holds: Callable[[Adapters], bool], timeout_s: float) -> None:
-        """Waits until `holds` is true of the adapters that are served, or until `timeout_s` has passed."""
+    async def wait_for_named(self, holds: Callable[[NamedModels], bool], timeout_s: float) -> None:
+        """Waits until `holds` is true of the models that are served by name, or until `timeout_s` has passed."""
         until_s = time.monotonic() + timeout_s
-        while not holds(self._fleet.adapters) and (left_s := until_s - time.monotonic()) > 0:
+        while not holds(self._fleet.named_models) and (left_s := until_s - time.monotonic()) > 0:
             await self._fleet.wait_for_change(left_s)
 
     @property
@@ -184,39 +169,6 @@ class RouterCore:
         self._open[request_id].fail(Cancelled(f"request {request_id} was aborted"))
         return True
 
-    def loads(self) -> list[WorkerLoad]:
-        return self._fleet.loads()
-
-    def workers(self) -> Sequence[Worker]:
-        return self._fleet.workers
-
-    def holders(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, tuple[int, ...]]:
-        return self._routing.index.leading_blocks(hashes, tail_blocks=self._fleet.facts.tail_blocks)
-
-    def subscribe(self, request: SubscribeKvEventsRequest) -> AsyncIterator[KvEventBatch]:
-        return self._routing.relay.subscribe(request)
-
-    async def forget_cached(self) -> ForgetCachedResponse:
-        return await forget_cached(self._fleet.workers, self.membership)
-
-    async def trace(self, name: str) -> GetTraceResponse:
-        known = known_of(self.recorder, name)
-        answers, silent = await traces_at(self._fleet.workers, self.membership, known.stream or name)
-        for one in answers:
-            known.stream = known.stream or one.stream
-            known.forgotten = known.forgotten or one.forgotten
-        known.spans.extend(span for one in answers if one.stream == known.stream for span in one.spans)
-        known.silent.extend(silent)
-        return known
-
-    async def profile(self, request: ProfileRequest) -> AsyncGenerator[ProfilePart, None]:
-        workers = () if request.alone else self._fleet.workers
-        async with recording_at(workers, self.membership, request.seconds) as others:
-            for parts in (profile_here(ProfiledParts(ROLE, self.recorder, self._profiler), request.seconds), *others):
-                async with aclosing(parts):
-                    async for part in parts:
-                        yield part
-
     async def drain(self, deadline_s: float) -> int:
         if not self._is_draining:
             log.info("draining open=%d", len(self._open))
@@ -243,6 +195,7 @@ class RouterCore:
     async def _serve(self, started: asyncio.Event, address: str) -> None:
         async with asyncio.TaskGroup() as tasks:
             links = LinkPool(self.router_id, self.membership, self._metrics, self._fleet.detector, tasks)
+            self._fleet.on_change(lambda: links.connect(self._fleet.serving(Role.DECODE)))
             placer = Placer(self._config, self._fleet, self._routing, links, self._metrics)
             self._with = Dependencies(
                 router_id=self.router_id,

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from router.fleet.fleet import Fleet
 from router.fleet.link_pool import LinkPool
+from router.fleet.token_stream import TokenStream
 from router.fleet.worker import Worker
-from router.fleet.worker_link import TokenStream
 from router.metrics import RouterMetrics
 from router.serving.parent_request import ParentRequest
 from router.serving.placement import Placer
@@ -72,6 +72,8 @@ class Migration:
         self._tasks = tasks
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._watched: set[_Watched] = set()
+        self._has_draining = False
+        """A decode worker drains, as of the latest change of the fleet."""
         fleet.on_change(self._move_all)
 
     @contextlib.contextmanager
@@ -80,7 +82,8 @@ class Migration:
         its time where a prompt is long: it is asked when the stream moves, and not at each change of the fleet."""
         watched = _Watched(stream, attempt, parent)
         self._watched.add(watched)
-        self._move(watched)
+        if self._has_draining:
+            self._move(watched)
         try:
             yield
         finally:
@@ -89,6 +92,7 @@ class Migration:
                 watched.task.cancel()
 
     def _move_all(self) -> None:
+        self._has_draining = any(worker.is_draining for worker in self._fleet.decode_workers())
         for watched in self._watched:
             self._move(watched)
 

@@ -2,29 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+import functools
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from router.admission.queued_request import Siblings
-from router.fleet.adapters import Adapters
-from router.fleet.serving_facts import ServingFacts
-from router.fleet.worker import Worker
-from router.fleet.worker_link import TokenDelta
+from router.fleet.named_models import NamedModels
+from router.fleet.token_stream import TokenDelta
+from router.fleet.worker import ServingFacts
 from router.routing.selector import RoutingParams
-from router.serving.answer_weights import AnswerWeights
-from twostroke.base.ids import BlockHash, WorkerId
+from router.serving.operations import Operations
+from twostroke.base.errors import WeightsChanged
 from twostroke.request import GenerateRequest
-from twostroke.rpc.v1.control_pb2 import (
-    ForgetCachedResponse,
-    GetTraceResponse,
-    KvEventBatch,
-    ProfilePart,
-    ProfileRequest,
-    SubscribeKvEventsRequest,
-    WorkerLoad,
-)
 from twostroke.tracing.context import TraceContext
+
+MARK_BYTES = 8
+"""Bytes of a mark, which every resume token carries: a fleet has seen some thousand weights at most."""
+
+
+class AnswerWeights:
+    """The weights of all choices of one client's request. They are free until the first token of any choice."""
+
+    def __init__(self, mark: str = "") -> None:
+        """`mark` is that of the tokens that the client of a resumed stream has; empty where it has none."""
+        self.mark = mark
+
+    @property
+    def are_fixed(self) -> bool:
+        return bool(self.mark)
+
+    def admit(self, fingerprint: str, own: bytes) -> bool:
+        """Tells whether a worker with this fingerprint may compute the next token. `own` is the request's."""
+        return fingerprint != "" and self.mark in ("", weights_mark(fingerprint, own))
+
+    def fix(self, fingerprint: str, own: bytes) -> bool:
+        """Notes that a token was computed by a worker with this fingerprint. Returns False where it must not count."""
+        if not self.admit(fingerprint, own):
+            return False
+        self.mark = weights_mark(fingerprint, own)
+        return True
+
+
+@functools.lru_cache(maxsize=1024)
+def weights_mark(fingerprint: str, own: bytes) -> str:
+    """Returns a digest of the fingerprint of a worker and of a request's `own_weights`, as text."""
+    return hashlib.blake2b(own + fingerprint.encode(), digest_size=MARK_BYTES, person=b"answer weights").hexdigest()
+
+
+def changed(request_id: str) -> WeightsChanged:
+    """Returns the error of an answer that only weights could go on with that no worker has any more."""
+    return WeightsChanged(
+        f"the answer {request_id} was begun with weights, or an adapter, that were replaced before its end, and cannot "
+        "go on with others; send the request again"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +105,15 @@ class Dispatcher(Protocol):
         """Raises PeerLost while no decode worker is known."""
 
     @property
-    def adapters(self) -> Adapters:
-        """Adapters that are served beside the model, by name."""
+    def named_models(self) -> NamedModels:
+        """Models that are served beside the one of all workers, by name."""
 
-    async def wait_for_adapters(self, holds: Callable[[Adapters], bool], timeout_s: float) -> None:
-        """Waits until `holds` is true of the adapters that are served, or until `timeout_s` has passed."""
+    async def wait_for_named(self, holds: Callable[[NamedModels], bool], timeout_s: float) -> None:
+        """Waits until `holds` is true of the models that are served by name, or until `timeout_s` has passed."""
+
+    @property
+    def operations(self) -> Operations:
+        """What operators ask about the fleet."""
 
     @property
     def is_ready(self) -> bool: ...
@@ -103,25 +140,33 @@ class Dispatcher(Protocol):
     async def abort(self, request_id: str) -> bool:
         """Ends an open request, whose iterator then raises Cancelled. Returns False where no request has this id."""
 
-    def loads(self) -> list[WorkerLoad]: ...
-
-    def workers(self) -> Sequence[Worker]:
-        """Returns the workers as the fleet knows them now: to be read, at once, and not to be kept."""
-
-    def holders(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, tuple[int, ...]]:
-        """Returns how many of the first of these blocks each worker holds down to each tier."""
-
-    def subscribe(self, request: SubscribeKvEventsRequest) -> AsyncIterator[KvEventBatch]: ...
-
-    async def trace(self, name: str) -> GetTraceResponse:
-        """Returns what this router and its workers know of a request, or of a stream."""
-
-    def profile(self, request: ProfileRequest) -> AsyncGenerator[ProfilePart, None]:
-        """Records for some seconds where time goes, here and at the workers, then yields it process by process."""
-
-    async def forget_cached(self) -> ForgetCachedResponse:
-        """Lets every worker forget the blocks that no request uses now and no pin keeps. Returns how many those were,
-        and how many are left because of a pin."""
-
     async def drain(self, deadline_s: float) -> int:
         """Takes no new work, and waits for open requests until `deadline_s` (Unix seconds). Returns those left."""
+
+
+CLOCK_BITS = 52
+"""Bits for the clock: microseconds since 1970 fit in until 2112."""
+MOST_RESUMPTIONS = (1 << 12) - 1
+"""What is left of 64 bits."""
+
+
+def first_attempt(resumptions: int) -> int:
+    """Returns the least number of a stream that was resumed so often.
+
+    A router that does not know that its client has gone to another one stays behind, whatever its clock says.
+    """
+    return resumptions << CLOCK_BITS
+
+
+class Attempts:
+    """Numbers follow the wall clock: a late Close or token of an earlier request with the same id is recognised."""
+
+    def __init__(self, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        self._clock_ns = clock_ns
+        self._latest = -1
+
+    def next(self, at_least: int = 0) -> int:
+        """`at_least` is `first_attempt`, or one more than an attempt that was found."""
+        begin = first_attempt(at_least >> CLOCK_BITS)
+        self._latest = max(self._latest + 1, self._clock_ns() // 1000, at_least - begin)
+        return begin + self._latest

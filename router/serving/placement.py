@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -13,16 +14,14 @@ from router.admission.admission_queue import AdmissionQueue
 from router.admission.queued_request import Placement, QueuedRequest, Rules, Siblings
 from router.fleet.fleet import Fleet
 from router.fleet.link_pool import LinkPool
+from router.fleet.token_stream import TokenStream
 from router.fleet.worker import Worker, WorkerStatus
-from router.fleet.worker_link import TokenStream
 from router.metrics import RouterMetrics
 from router.routing.policies import NARROWING, RECONSIDERING, policy_named
 from router.routing.policy import Candidate, Decision
 from router.routing.routing_state import RoutingState
 from router.routing.selector import Selector, Shape, Workers
-from router.serving.answer_weights import changed
-from router.serving.attempts import Attempts
-from router.serving.parent_request import ParentRequest
+from router.serving.parent_request import Attempts, ParentRequest, changed
 from router.serving.request_stats import RequestStats
 from twostroke.base.errors import Draining, FingerprintMismatch, Overloaded, PeerLost, ServeError, StaleEpoch
 from twostroke.base.fault_points import Point, reach
@@ -92,8 +91,7 @@ class Placer:
 
         Raises Overloaded where every worker that could be asked is full or would be too late, Draining where all of
         them are leaving, PeerLost where none came in time, WeightsChanged where no worker has its weights any more,
-        and what a worker says about the request itself.
-        The queue's `first_token` and `left` have to be called for what was placed.
+        and what a worker says of it. The queue's `first_token` and `left` have to be called for what was placed.
         """
         is_urgent |= not self._are_routed(parent)
         queued = dataclasses.replace(_queued(attempt, parent), is_urgent=is_urgent)
@@ -120,25 +118,19 @@ class Placer:
             if placement is None:
                 continue
             queued = dataclasses.replace(queued, is_urgent=True)
-            takers = self.takers(parent)  # a worker may have left between the verdict and this task
-            if not takers or not self._workers(takers).can_serve(placement.decision):
+            workers = self._workers(self.takers(parent))  # one may have left between the verdict and this task
+            if not workers.can_serve(placement.decision):
                 self.queue.left(attempt.request_id)
                 continue
             numbered = dataclasses.replace(attempt, number=self.attempts.next(attempt.number))
-            opened = await self._open(numbered, placement, stats)
+            opened = await self._open(numbered, placement, workers, stats)
             if isinstance(opened, TokenStream):
                 span.set(queued_s=queued_s, attempt=numbered.number)
-                self._explain(span, placement.decision)
+                explain(span, self.policy, placement.decision)
                 return opened
             worker = placement.decision.decode
             span.event("refused", worker=worker, error=opened.label())
             (full if isinstance(opened, Overloaded) else unusable).add(worker)
-
-    def _explain(self, span: OpenSpan, decision: Decision) -> None:
-        """Puts what was decided, and what else could have been, into the trace."""
-        span.set(**described(self.policy, decision))
-        for other in decision.others:
-            span.event("candidate", **priced(other))
 
     @contextlib.contextmanager
     def migration_target(self, attempt: Attempt, parent: ParentRequest, others: Sequence[Worker]) -> Iterator[Worker]:
@@ -148,23 +140,23 @@ class Placer:
         workers = dataclasses.replace(self._workers(others), prefill=())
         decision = self.selector.select(queued, workers, time.monotonic())
         try:
-            yield self._worker(decision.decode)
+            yield workers.by_id[decision.decode]
         finally:
             self._reservations.end(queued.request_id)
 
     def takers(self, parent: ParentRequest) -> list[Worker]:
         """Returns the decode workers that take a request: those that serve, or that have the weights it began with."""
-        weights, adapter = parent.weights, parent.request.adapter
+        weights, own = parent.weights, parent.request.own_weights
         if not weights.are_fixed:
             return self._fleet.serving(Role.DECODE)
         taking = self._fleet.taking_begun(Role.DECODE)
-        return [worker for worker in taking if weights.admit(worker.fingerprint, adapter)]
+        return [worker for worker in taking if weights.admit(worker.fingerprint, own)]
 
     def _are_routed(self, parent: ParentRequest) -> bool:
         """Tells whether workers that new requests go to may compute it, by what is known of them."""
         routed = self._fleet.fingerprint
         weights = parent.weights
-        return not weights.are_fixed or routed is None or weights.admit(routed, parent.request.adapter)
+        return not weights.are_fixed or routed is None or weights.admit(routed, parent.request.own_weights)
 
     def _refuse_if_changed(self, parent: ParentRequest) -> None:
         """Raises WeightsChanged where no worker that is there, or is to come, has the weights of a request."""
@@ -174,7 +166,7 @@ class Placer:
             if worker.status is WorkerStatus.JOINING:
                 return
             is_suspect = worker.status is WorkerStatus.SUSPECT
-            admits = parent.weights.admit(worker.fingerprint, parent.request.adapter)
+            admits = parent.weights.admit(worker.fingerprint, parent.request.own_weights)
             if (is_suspect or worker.takes_begun) and admits:
                 return
         raise changed(parent.request_id)
@@ -191,13 +183,15 @@ class Placer:
             raise PeerLost(f"no decode worker could take the request within {self._worker_wait_s} s; try again later")
         await self._fleet.wait_for_change(min(left_s, LOOK_AGAIN_S))
 
-    async def _open(self, attempt: Attempt, placement: Placement, stats: RequestStats) -> TokenStream | ServeError:
+    async def _open(
+        self, attempt: Attempt, placement: Placement, workers: Workers, stats: RequestStats
+    ) -> TokenStream | ServeError:
         """Returns the error where another worker may take the request."""
         decision = placement.decision
         self._note(attempt, decision)
         reach(Point.ROUTER_PLACED)
         stats.lifetime.mark(Instant.ROUTED)
-        decode = self._worker(decision.decode)
+        decode = workers.by_id[decision.decode]
         link = self._links.to(decode)
         stream = TokenStream(link, attempt.request_id, attempt.number, len(attempt.emitted))
         is_open, may_be_open, begun_s = False, True, time.monotonic()
@@ -206,8 +200,8 @@ class Placer:
                 attempt,
                 fingerprint=decode.fingerprint,
                 worker_epoch=str(decode.epoch),
-                source=None if decision.source is None else self._worker(decision.source).page_source,
-                peer=self._peer(decision),
+                source=None if decision.source is None else workers.by_id[decision.source].page_source,
+                peer=_peer(decision, workers),
                 source_forecast=source_forecast(decision),
             )
             await link.open(message, stream)
@@ -271,16 +265,11 @@ class Placer:
             decision.why or "",
         )
 
-    def _peer(self, decision: Decision) -> PeerPrefix | None:
-        if decision.peer is None:
-            return None
-        page_source = self._worker(decision.peer).page_source
-        return PeerPrefix(page_source, decision.peer_blocks, decision.forecast.peer_load_s)
 
-    def _worker(self, worker_id: WorkerId) -> Worker:
-        worker = self._fleet.worker(worker_id)
-        assert worker is not None, "seen to serve, without an await in between"
-        return worker
+def _peer(decision: Decision, workers: Workers) -> PeerPrefix | None:
+    if decision.peer is None:
+        return None
+    return PeerPrefix(workers.by_id[decision.peer].page_source, decision.peer_blocks, decision.forecast.peer_load_s)
 
 
 def source_forecast(decision: Decision) -> worker_pb2.SourceForecast | None:
@@ -305,6 +294,13 @@ def _queued(attempt: Attempt, parent: ParentRequest) -> QueuedRequest:
         deadline_s=None if deadline_s is None else now_s + deadline_s - time.time(),
         siblings=Siblings(siblings.before + attempt.request.sampling.choice, siblings.count),
     )
+
+
+def explain(span: OpenSpan, policy: str, decision: Decision) -> None:
+    """Keeps with the span what was decided, and what else could have been, for those who read the trace."""
+    span.explain(functools.partial(described, policy, decision))
+    for other in decision.others:
+        span.late_event("candidate", functools.partial(priced, other))
 
 
 def described(policy: str, decision: Decision) -> dict[str, Value]:

@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from router.fleet.worker_link import WorkerLink
-from router.serving.answer_weights import adapter_digest, changed
-from router.serving.parent_request import ParentRequest
+from router.serving.parent_request import ParentRequest, changed
 from twostroke.base.errors import InvalidRequest, ServeError
 from twostroke.request import FinishReason, PromptLogprobs, SampledToken, SamplingParams
 from twostroke.rpc.convert import prompt_logprobs_from_message, request_from_message, token_from_message
@@ -40,7 +39,7 @@ async def recover(links: Iterable[WorkerLink], parent: ParentRequest) -> dict[in
     """Returns, by choice, the latest attempt that any worker has; a worker that does not answer in time has none.
 
     Raises InvalidRequest where a worker has it with another prompt or other sampling, and WeightsChanged where it was
-    begun with another adapter than the request's name leads to now.
+    begun with other weights than the request's name leads to now.
     """
     asked = list(links)
     answers = await asyncio.gather(*(_find(link, parent.request_id) for link in asked))
@@ -71,7 +70,7 @@ def _read(link: WorkerLink, message: worker_pb2.RequestSnapshot, parent: ParentR
     found, wanted = request_from_message(message.request), parent.request.of_choice(choice)
     if found.prompt != wanted.prompt or not _is_same(found.sampling, wanted.sampling):
         raise InvalidRequest("the stream that is to be resumed answers another request", field="resume_from")
-    if adapter_digest(found.adapter) != adapter_digest(wanted.adapter):
+    if found.own_weights != wanted.own_weights:
         raise changed(parent.request_id)
     return Recovered(
         link=link,

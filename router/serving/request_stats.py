@@ -37,7 +37,7 @@ class RequestStats:
         self.cached_tokens = 0
         """Prompt tokens that the first attempt with a token did not compute: later ones find what earlier ones did."""
         self.tokens = 0
-        self.drafts: Mapping[str, tuple[int, int]] = {}
+        self.proposals: Mapping[str, tuple[int, int]] = {}
         """Drafted and kept tokens by drafter, of the attempt that ended the answer."""
         self._decision: Decision | None = None
         self._decided_at_s = 0.0
@@ -121,7 +121,7 @@ class RequestStats:
             predicted_ttft_s=compared.predicted_s if compared else None,
             itl_mean_s=self.token_s,
             itl_max_s=None if self.token_s is None else self._longest_gap_s,
-            drafted_tokens={drafter: drafted for drafter, (drafted, _) in self.drafts.items()},
-            kept_tokens={drafter: kept for drafter, (_, kept) in self.drafts.items()},
+            drafted_tokens={drafter: drafted for drafter, (drafted, _) in self.proposals.items()},
+            kept_tokens={drafter: kept for drafter, (_, kept) in self.proposals.items()},
             instants=instants,
         )

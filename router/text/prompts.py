@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,3 +103,19 @@ def prompt_field(prompt: Prompt) -> str:
     """Returns the name that clients use."""
     is_chat = isinstance(prompt, ChatPrompt) or (isinstance(prompt, TokenPrompt) and prompt.is_chat)
     return "messages" if is_chat else "prompt"
+
+
+class PublicPrefixes:
+    """A prompt's blocks are public that lie wholly in what it has in common with one of the prefixes."""
+
+    def __init__(self, prefixes: Iterable[Sequence[int]] = ()) -> None:
+        self._prefixes = tuple(tuple(prefix) for prefix in prefixes)
+
+    def blocks_of(self, prompt: Sequence[int], block_size: int) -> int:
+        return max((common_length(prompt, prefix) for prefix in self._prefixes), default=0) // block_size
+
+
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Counts the tokens that both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (mine, yours) in pairs if mine != yours), min(len(one), len(other)))

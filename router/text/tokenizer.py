@@ -9,8 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from router.json_body import checked_utf8
-from router.text.chat_template import Guard, SpecialTexts
-from router.text.chat_templates import load_templates, unknown_template
+from router.text.chat_template import Guard, SpecialTexts, load_templates, unknown_template
 from router.text.detokenize import ByteDecoder, Decoder, RecentTokensDecoder
 from router.text.output.parsing import OutputFormats
 from router.text.prompts import ChatPrompt

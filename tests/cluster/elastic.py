@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 import urllib.request
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final
@@ -128,8 +129,7 @@ class ProcessBackend:
         self._incarnations: dict[str, int] = {}
         self._departures: dict[str, AfterDrain] = {}
         self._desired: DesiredState | None = None
-        self._pins: dict[str, bytes] = {}
-        self._adapters: dict[str, bytes] = {}
+        self._messages: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
 
     def find(self, config: WorkerConfig) -> ProcessWorker | None:
         worker = self.workers.get(config.worker_id)
@@ -158,20 +158,14 @@ class ProcessBackend:
     def set_desired(self, desired: DesiredState) -> None:
         self._desired = desired
 
-    def adapters(self) -> dict[str, bytes]:
-        return dict(self._adapters)
+    def stored(self, kind: str) -> dict[str, bytes]:
+        return dict(self._messages[kind])
 
-    def set_adapter(self, key: str, adapter: bytes) -> None:
-        self._adapters[key] = adapter
-
-    def pins(self) -> dict[str, bytes]:
-        return dict(self._pins)
-
-    def set_pin(self, pin_id: str, pin: bytes | None) -> None:
-        if pin is None:
-            self._pins.pop(pin_id, None)
+    def store(self, kind: str, key: str, message: bytes | None) -> None:
+        if message is None:
+            self._messages[kind].pop(key, None)
         else:
-            self._pins[pin_id] = pin
+            self._messages[kind][key] = message
 
     def request_nodes(self, placed: WorkerCounts) -> None:
         """There is always some."""

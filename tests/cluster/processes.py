@@ -110,11 +110,12 @@ class ProcessCluster:
         cluster_tls: TlsConfig | None = None,
         fleet_port: int = 0,
         borrow: bool = True,
+        prefill_module: str = "prefill_worker",
         decode_module: str = "decode_worker",
         is_plain: bool = False,
     ) -> None:
         self.folder = folder
-        self.decode_module = decode_module
+        self.prefill_module, self.decode_module = prefill_module, decode_module
         self.borrow = borrow
         self.tls, self.cluster_tls = tls, cluster_tls
         self.us = Membership.of(TOKEN, cluster_tls)
@@ -232,7 +233,7 @@ class ProcessCluster:
             tracing=self.tracing,
         )
         config = config.replace(**changes)
-        module = module or ("prefill_worker" if role is Role.PREFILL else self.decode_module)
+        module = module or (self.prefill_module if role is Role.PREFILL else self.decode_module)
         worker = WorkerProcess(config, await self._spawn(module, config.to_json()))
         self.workers[worker_id] = worker
         worker.info = await self._first_line(worker.process)
@@ -382,6 +383,7 @@ async def running_cluster(
     tls: TlsConfig | None = None,
     cluster_tls: TlsConfig | None = None,
     borrow: bool = True,
+    prefill_module: str = "prefill_worker",
     decode_module: str = "decode_worker",
     is_plain: bool = False,
 ) -> AsyncIterator[ProcessCluster]:
@@ -406,6 +408,7 @@ async def running_cluster(
             tls=tls,
             cluster_tls=cluster_tls,
             borrow=borrow,
+            prefill_module=prefill_module,
             decode_module=decode_module,
             is_plain=is_plain,
         )

@@ -7,8 +7,8 @@ import sys
 from decode_worker import speculations
 from decode_worker.worker import DecodeWorker
 from tests.sure_drafts import SureSpeculation, always
+from twostroke.worker.drafts import model_drafts
 from twostroke.worker.process import main
-from twostroke.worker.steps import model_drafts
 
 if __name__ == "__main__":
     speculations.Speculation = SureSpeculation  # type: ignore[misc]  # imported there

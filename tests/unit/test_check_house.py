@@ -19,6 +19,7 @@ from tests.check_house import (
     footprint,
     mutual_pairs,
     problems,
+    trunk_lines,
     updated,
 )
 
@@ -114,3 +115,13 @@ def test_an_update_lowers_numbers_and_raises_none() -> None:
     assert table["files"]["a/x.py"]["most"] == 500
     longer = [source("a/x.py", "tier = 1\n" * 950)]
     assert tomllib.loads(updated(text, longer))["files"]["a/x.py"]["most"] == 900
+
+
+def test_the_trunk_is_what_belongs_to_no_branch_no_table_and_no_tool() -> None:
+    files = [source(path, "a = 1\nb = 2\n") for path in ("a/x.py", "a/tiers/x.py", "a/table.py", "a/c/x.py", "b/x.py")]
+    table = {
+        "branches": {"tiers": {"folders": ["a/tiers/"]}},
+        "trunk": {"packages": ["a/"], "besides": ["a/c/"]},
+        "tables": ["a/table.py"],
+    }
+    assert trunk_lines(files, table) == 2

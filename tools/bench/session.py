@@ -72,7 +72,7 @@ async def measure(options: BenchOptions, plan: Sequence[PlannedRequest]) -> Repo
 
 
 LINE_EVERY_S = 5.0
-"""Without a terminal: often enough to see life in a log, too rare to fill it."""
+"""Seconds between two lines without a terminal: a log shows life, and does not fill."""
 
 
 class ProgressCounts:

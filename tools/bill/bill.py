@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
-from tools.bill.draft import BilledDraft, billed_draft
 from tools.bill.forms import FormBill, form_bills
 from tools.bill.measure import MachineCosts, known_bandwidth, measured
 from tools.bill.mixed import MixedBill, mixed_bills
-from tools.bill.model import BilledModel, RankedWorker, billed_model
+from tools.bill.model import BilledModel, LayerGroup, RankedWorker, billed_model, spec_of
 from tools.bill.options import BillFlags
 from tools.bill.requests.log import LogBill, read_log
 from tools.bill.tiers import break_even_pages
 from twostroke.base.errors import ConfigError
 from twostroke.kv_cache.memory import available_memory_bytes
 from twostroke.kv_cache.pool_size import refuse_more_than_free
+from twostroke.models.catalog.places import locate
+from twostroke.models.drafts.check import (
+    TOKENIZER,
+    DraftModelPlan,
+    check_draft,
+    check_vocab_sizes,
+    draft_dir,
+    plan_draft,
+    refuse_no_smaller,
+)
 
 SURE: Final = 2.33
 """Standard deviations with which the requests of a log fit in 99 of 100 draws."""
@@ -37,13 +47,18 @@ class Bill:
     """For decode workers of other forms."""
     free_bytes: int
     """What this machine has free."""
-    draft: BilledDraft | None = None
+    draft: DraftModelPlan | None = None
     """What a decode worker holds in addition for a draft model."""
 
     @property
     def chosen(self) -> FormBill:
         """The bill of the form that is asked for."""
         return self.forms[self.flags.form]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and answer together."""
+        return self.model.plan.longest
 
     @property
     def on_gpu(self) -> bool:
@@ -54,7 +69,8 @@ class Bill:
         """What one worker takes on a CPU."""
         pages = self.chosen.pool_bytes + self.chosen.host_tier_bytes
         draft = 0 if self.draft is None else self.draft.total_bytes
-        return self.model.weights.total + self.model.working_bytes + pages + draft
+        plan = self.model.plan
+        return plan.weights.total + plan.working_bytes + pages + draft
 
     def capacity_tokens(self, form: FormBill, tier: int) -> int:
         """Returns how many tokens all tiers up to this one hold: 0 for the pool, 1 with the host, 2 with the disk."""
@@ -69,7 +85,7 @@ class Bill:
 
     def advice(self) -> tuple[str, ...]:
         """Says what would be refused or not be served at the start of a worker, and what to change."""
-        said = [self.chosen.size.advice(self.model.longest)]
+        said = [self.chosen.size.advice(self.longest)]
         if not self.on_gpu:
             try:
                 draft = 0 if self.draft is None else self.draft.pool_bytes
@@ -82,15 +98,15 @@ class Bill:
 def make_bill(flags: BillFlags) -> Bill:
     """Counts, reads and measures. Raises ServeError for what cannot be served or read."""
     model = billed_model(flags)
-    forms = form_bills(model, flags)
+    forms, longest = form_bills(model), model.plan.longest
     log = read_log(flags.requests, flags.memory.block_size)
-    lengths = flags.requests.lengths or _usual_lengths(model, log)
-    if too_long := [length for length in lengths if length > model.longest]:
+    lengths = flags.requests.lengths or _usual_lengths(longest, log)
+    if too_long := [length for length in lengths if length > longest]:
         raise ConfigError(
-            f"--length {too_long[0]} is more than the {model.longest} tokens that the model takes", field="length"
+            f"--length {too_long[0]} is more than the {longest} tokens that the model takes", field="length"
         )
     chosen = forms[flags.form].size
-    longest_bytes = forms[flags.model.dtype].size.block_bytes * chosen.request(model.longest).pages
+    longest_bytes = forms[flags.model.dtype].size.block_bytes * chosen.request(longest).pages
     return Bill(
         flags=flags,
         model=model,
@@ -99,16 +115,51 @@ def make_bill(flags: BillFlags) -> Bill:
         log=log,
         bytes_per_s=known_bandwidth(flags),
         measured=measured(flags, chosen.block_bytes, longest_bytes) if flags.machine.measure else None,
-        mixed=mixed_bills(model, forms, flags),
+        mixed=mixed_bills(model, forms),
         free_bytes=available_memory_bytes(),
-        draft=billed_draft(flags, model.weights),
+        draft=billed_draft(model),
     )
 
 
-def _usual_lengths(model: BilledModel, log: LogBill | None) -> tuple[int, ...]:
+def billed_draft(billed: BilledModel) -> DraftModelPlan | None:
+    """Counts the draft model as a decode worker does; None where none is named.
+
+    Raises ConfigError where it cannot propose tokens for the model, or has no room for pages.
+    """
+    flags, config = billed.flags, billed.config()
+    name, model = flags.draft.draft_model, config.model
+    if name is None:
+        return None
+    if flags.memory.device_memory_bytes is not None:
+        raise ConfigError(
+            f"--draft-model {name} is computed on CPUs only: leave --device-memory away", field="draft_model"
+        )
+    schedule = config.schedule.replace(draft_model=name, draft_cache_bytes=flags.draft.draft_cache_bytes)
+    schedule.check_draft_model(model)
+    directory = draft_dir(name, model.dtype)
+    if directory is None:
+        raise ConfigError(f"draft model {name!r} is not on this machine; run: twostroke model pull {name}")
+    _check_vocabulary(name, directory, billed)
+    plan = plan_draft(directory, model, config.cache, schedule)
+    refuse_no_smaller(name, plan.weights, billed.plan.weights)
+    return plan
+
+
+def _check_vocabulary(name: str, draft: Path, billed: BilledModel) -> None:
+    """Compares the tokenizers where both models have one, and otherwise only the number of tokens."""
+    model = billed.flags.model
+    path = Path(model.model).expanduser()
+    directory = path if path.exists() else locate(model.model, model.dtype)
+    if directory is not None and (directory / TOKENIZER).is_file() and (draft / TOKENIZER).is_file():
+        check_draft(name, draft, directory)
+    elif billed.spec is not None:
+        check_vocab_sizes(name, spec_of(name, model.dtype, None).vocab_size, billed.spec.vocab_size)
+
+
+def _usual_lengths(longest: int, log: LogBill | None) -> tuple[int, ...]:
     if log is None:
-        return tuple(sorted({max(1, model.longest // part) for part in (16, 4, 2, 1)}))
-    lengths = {min(log.percentile(percent), model.longest) for percent in (50, 90, 99)}
+        return tuple(sorted({max(1, longest // divisor) for divisor in (16, 4, 2, 1)}))
+    lengths = {min(log.percentile(percent), longest) for percent in (50, 90, 99)}
     return tuple(sorted(lengths))
 
 
@@ -118,10 +169,10 @@ def as_json(bill: Bill) -> dict[str, Any]:
     return {
         "model": bill.model.name,
         "kv_format": bill.flags.form,
-        "groups": [dataclasses.asdict(group) for group in bill.model.groups],
-        "weight_bytes": bill.model.weights.total,
-        "step_weight_bytes": bill.model.weights.step,
-        "working_bytes": bill.model.working_bytes,
+        "groups": [_group_json(group) for group in bill.model.groups],
+        "weight_bytes": bill.model.plan.weights.total,
+        "step_weight_bytes": bill.model.plan.weights.step,
+        "working_bytes": bill.model.plan.working_bytes,
         "ranks": [_ranked_json(worker) for worker in bill.model.ranked],
         "draft": _draft_json(bill.draft),
         "forms": forms,
@@ -134,12 +185,25 @@ def as_json(bill: Bill) -> dict[str, Any]:
     }
 
 
+def _group_json(group: LayerGroup) -> dict[str, Any]:
+    shape = group.shape
+    return {
+        "kind": group.kind,
+        "layers": shape.layers,
+        "kv_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "window": group.window,
+        "latent_dim": shape.latent_dim,
+    }
+
+
 def _ranked_json(worker: RankedWorker) -> dict[str, Any]:
-    ranks = [{"weight_bytes": rank.weights.total, "working_bytes": rank.working_bytes} for rank in worker.ranks]
-    return {"role": worker.role, "ranks": ranks, "sums_bytes": worker.sums_bytes}
+    plan = worker.plan
+    ranks = [{"weight_bytes": rank.weights.total, "working_bytes": rank.working_bytes} for rank in plan.processes]
+    return {"role": worker.role, "ranks": ranks, "sums_bytes": plan.shared_bytes}
 
 
-def _draft_json(draft: BilledDraft | None) -> dict[str, Any] | None:
+def _draft_json(draft: DraftModelPlan | None) -> dict[str, Any] | None:
     if draft is None:
         return None
     return {
@@ -175,7 +239,7 @@ def _request_json(bill: Bill, tokens: int) -> dict[str, Any]:
 
 
 def _tiers_json(bill: Bill) -> dict[str, Any] | None:
-    found, most = bill.measured, bill.chosen.size.request(bill.model.longest).pages
+    found, most = bill.measured, bill.chosen.size.request(bill.longest).pages
     if found is None:
         return None
     computing = None if found.compute is None else dataclasses.asdict(found.compute)

@@ -1,41 +1,33 @@
-"""The model that is billed: its groups of layers, its weights and its working memory, only from its config."""
+"""The model that is billed: it is known from its config alone, and its backend plans what a worker of it holds."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import torch
 
 from tools.bill.options import BillFlags, ModelFlags
 from twostroke.base.errors import ConfigError
-from twostroke.config import PACED_PREFIX, Role, ScheduleConfig
-from twostroke.config.worker import ranks_flag, ranks_of
-from twostroke.engine.backends.cuda.graph_sizes import graph_sizes
-from twostroke.engine.backends.paced.runner import PacedSpec
-from twostroke.engine.ranks.cpu import SUM_BYTES
-from twostroke.kv_cache.form import PageShape, check_latents, page_form
-from twostroke.kv_cache.groups.page_group import groups_apart
+from twostroke.config import CacheConfig, Role, ScheduleConfig, WorkerConfig
+from twostroke.engine.backends.cpu.backend import CpuBackend
+from twostroke.engine.backends.cuda.backend import CudaBackend
+from twostroke.engine.backends.memory_plan import MemoryPlan
+from twostroke.engine.backends.paced.backend import PacedBackend
+from twostroke.engine.ranks.cpu import RankedOnCpus
+from twostroke.kv_cache.form import PageShape, page_form
 from twostroke.models.catalog import places
 from twostroke.models.known_specs import known_spec
-from twostroke.models.memory_needs import (
-    DRAW_BYTES,
-    HOST_PROCESS_BYTES,
-    WeightBytes,
-    plain_weights,
-    step_bytes,
-    weights_on_cpu,
-    working_bytes,
-)
-from twostroke.models.ranks.share import shares_of
+from twostroke.models.memory_needs import MemoryReading
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.stored.model_files import GGUF_SUFFIX, LayoutOf, layouts_in, layouts_of_gguf
-from twostroke.ranks.group import slot_bytes_for
 
-EVERY = "every worker"
-LOGIT_BYTES = 4
-"""Bytes of a logit that a rank sends to the first one."""
+BILLED_DEVICE: Final = "with --device-memory"
+EVERY: Final = "every worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,33 +36,14 @@ class LayerGroup:
 
     kind: str
     """What their attention reads: all tokens, or those of a window."""
-    layers: int
-    kv_heads: int
-    head_dim: int
+    shape: PageShape
+    """The dimensions of one block in all layers of the group."""
     window: int | None = None
     """Tokens that a token sees in layers whose pages lie apart."""
-    latent_rank: int | None = None
-    """Numbers of a latent, where pages hold those in place of keys and values."""
 
-    def shape(self, block_size: int) -> PageShape:
-        """Returns the dimensions of one block in all layers of the group."""
-        return PageShape(self.layers, self.kv_heads, block_size, self.head_dim, self.latent_rank)
-
-    def page_bytes(self, form: str, block_size: int) -> int:
+    def page_bytes(self, form: str) -> int:
         """Returns the bytes of one block in all layers of the group."""
-        return page_form(form).page_bytes(self.shape(block_size))
-
-
-@dataclass(frozen=True, slots=True)
-class BilledRank:
-    """What one process of a worker holds besides pages."""
-
-    weights: WeightBytes
-    working_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        return self.weights.total + self.working_bytes
+        return page_form(form).page_bytes(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,112 +51,101 @@ class RankedWorker:
     """A worker of several processes, or a worker of one process where others have several."""
 
     role: str
-    ranks: tuple[BilledRank, ...]
-    sums_bytes: int
-    """Memory in which ranks meet."""
+    plan: MemoryPlan
+    more_bytes: int
+    """What it holds besides pages more than a worker of one rank."""
+
+
+@dataclass(frozen=True)  # no slots: what it plans is kept
+class BilledModel:
+    """A model, and what its workers hold."""
+
+    flags: BillFlags
+    spec: ModelSpec | None
+    """None for a paced model."""
+    layouts: LayoutOf | None
+    """The layouts of quantised files; None for plain numbers, and for a directory with only a config."""
 
     @property
-    def weights(self) -> WeightBytes:
-        """What all ranks hold, and what they read for one step."""
-        return WeightBytes(
-            sum(rank.weights.total for rank in self.ranks), sum(rank.weights.step for rank in self.ranks)
+    def name(self) -> str:
+        return self.flags.model.model
+
+    def config(self, role: Role = Role.DECODE, **cache: Any) -> WorkerConfig:
+        """Returns the config of a worker. `cache`: settings of its pages in place of the flags'."""
+        model, memory = self.flags.model, self.flags.memory
+        said = memory.model_dump(exclude={"device_memory_bytes", "host_cache_bytes", "disk_cache_bytes"})
+        return WorkerConfig(
+            role=role,
+            worker_id="bill",
+            model=model.config.replace(max_model_len=model.max_model_len),
+            cache=CacheConfig(**said | cache),
+            schedule=ScheduleConfig(max_num_seqs=model.max_num_seqs),
         )
 
-    @property
-    def working_bytes(self) -> int:
-        return sum(rank.working_bytes for rank in self.ranks) + self.sums_bytes
+    def planned(self, config: WorkerConfig) -> MemoryPlan:
+        """Returns what a worker holds. Raises ConfigError where it would be refused."""
+        spec, device_bytes = self.spec, self.flags.memory.device_memory_bytes
+        if spec is None:
+            return PacedBackend().plan(config).memory
+        if device_bytes is None:
+            return RankedOnCpus(CpuBackend(spec, Path(), self.layouts)).plan(config).memory
+        device = (torch.device("cuda:0"), MemoryReading(BILLED_DEVICE, device_bytes, device_bytes))
+        return CudaBackend(spec, Path(), self.layouts, [device]).plan(config).memory
 
+    @cached_property
+    def plan(self) -> MemoryPlan:
+        """What a decode worker holds with pages in the form that is asked for."""
+        return self.planned(self.config())
 
-@dataclass(frozen=True, slots=True)
-class BilledModel:
-    """A model and how one worker holds it."""
+    @cached_property
+    def groups(self) -> tuple[LayerGroup, ...]:
+        """The groups of layers whose pages are counted apart; none for a paced model."""
+        spec, plan = self.spec, self.plan
+        if spec is None:
+            return ()
+        if len(plan.groups) == 1:
+            return (LayerGroup(_attention_of(spec), plan.shapes[0]),)
+        return tuple(
+            LayerGroup(
+                "full attention" if group.window is None else f"a window of {group.window} tokens", shape, group.window
+            )
+            for group, shape in zip(plan.groups, plan.shapes, strict=True)
+        )
 
-    name: str
-    longest: int
-    """Tokens of a request, prompt and answer together."""
-    groups: tuple[LayerGroup, ...]
-    """Empty for a paced model, whose pages have one size in every form."""
-    paced_page_bytes: int
-    has_key_centers: bool
-    """Whether forms with one scale per token store keys without a center."""
-    weights: WeightBytes
-    weights_kind: str
-    working_bytes: int
-    """For the activations and logits of one step, the process and its libraries; of all ranks of a decode worker."""
-    ranked: tuple[RankedWorker, ...] = ()
-    """A worker of each role, or of every one, where some have several ranks."""
-    one_rank_bytes: int = 0
-    """What a worker of one rank would hold besides pages, where some workers have several ranks."""
+    @cached_property
+    def ranked(self) -> tuple[RankedWorker, ...]:
+        """A worker of each role, or of every one, where some have several ranks."""
+        model = self.flags.model.config
+        if not model.ranks_by_flag:
+            return ()
+        prefill, decode = (self._ranked(role) for role in (Role.PREFILL, Role.DECODE))
+        are_alike = len(prefill.plan.processes) == len(decode.plan.processes)
+        return (RankedWorker(EVERY, decode.plan, decode.more_bytes),) if are_alike else (prefill, decode)
 
-    def page_bytes(self, form: str, block_size: int) -> int:
-        if not self.groups:
-            return self.paced_page_bytes
-        return sum(group.page_bytes(form, block_size) for group in self.groups)
+    def _ranked(self, role: Role) -> RankedWorker:
+        config = self.config(role)
+        alone = config.replace(model=config.model.replace(tp=1, prefill_tp=None, decode_tp=None))
+        plan, one = self.planned(config), self.planned(alone)
+        more_bytes = plan.weights.total + plan.working_bytes - one.weights.total - one.working_bytes
+        return RankedWorker(f"a {role.value} worker", plan, more_bytes)
 
-    def check_form(self, form: str, block_size: int) -> None:
-        """Raises ConfigError for a form that the model's pages cannot have."""
-        for group in self.groups:
-            check_latents(group.shape(block_size), page_form(form))
+    def block_bytes(self, form: str) -> int:
+        """Returns the bytes of one block in all layers. Pages of a paced model have one size in every form."""
+        return sum(group.page_bytes(form) for group in self.groups) or self.plan.layout.block_bytes
 
 
 def billed_model(flags: BillFlags) -> BilledModel:
     """Reads the model's config. Raises ConfigError or UnsupportedModel where it cannot be served."""
     model = flags.model
     if model.is_paced:
-        return _paced(model, flags.memory.block_size)
-    spec = spec_of(model.model, model.dtype, model.max_model_len)
-    longest = model.max_model_len or spec.max_position_embeddings
-    if longest > spec.max_position_embeddings:
-        raise ConfigError(
-            f"--max-model-len {longest} is more than the {spec.max_position_embeddings} tokens that the model was "
-            "made for",
-            field="max_model_len",
-        )
-    groups = _groups_of(spec, flags)
-    on_gpu = flags.memory.device_memory_bytes is not None
-    layouts = _layouts_of(model)
-    weights, kind = weights_of(spec, model, layouts, on_gpu=on_gpu)
-    working = _working_on_gpu(spec, model, has_codes=layouts is not None) if on_gpu else _working_on_cpu(spec, model)
-    one = BilledModel(model.model, longest, groups, 0, spec.has_key_bias, weights, kind, working)
-    return _with_ranks(one, spec, model, layouts) if model.config.ranks_by_flag else one
-
-
-def _with_ranks(one: BilledModel, spec: ModelSpec, model: ModelFlags, layouts: LayoutOf | None) -> BilledModel:
-    """Returns the bill of workers with the ranks that are asked for, of that of a worker with one."""
-    prefill, decode = (_ranked(role, spec, model, layouts) for role in (Role.PREFILL, Role.DECODE))
-    are_alike = len(prefill.ranks) == len(decode.ranks)
-    return replace(
-        one,
-        weights=decode.weights,
-        working_bytes=decode.working_bytes,
-        ranked=(replace(decode, role=EVERY),) if are_alike else (prefill, decode),
-        one_rank_bytes=one.weights.total + one.working_bytes,
-    )
-
-
-def _groups_of(spec: ModelSpec, flags: BillFlags) -> tuple[LayerGroup, ...]:
-    """Returns the groups of layers whose pages are counted apart."""
-    by_whole_blocks = flags.memory.device_memory_bytes is not None and page_form(flags.form).spans_block
-    groups = groups_apart(spec.page_groups, by_whole_blocks=by_whole_blocks)
-    if len(groups) == 1:
-        rank = None if spec.latents is None else spec.latents.rank
-        return (LayerGroup(_attention_of(spec), spec.layers, spec.kv_heads, spec.head_dim, latent_rank=rank),)
-    return tuple(
-        LayerGroup(
-            "full attention" if group.window is None else f"a window of {group.window} tokens",
-            len(group.layers),
-            spec.kv_heads,
-            spec.head_dim,
-            group.window,
-        )
-        for group in groups
-    )
+        return BilledModel(flags, None, None)
+    return BilledModel(flags, spec_of(model.model, model.dtype, model.max_model_len), _layouts_of(model))
 
 
 def _attention_of(spec: ModelSpec) -> str:
     """Says what the layers read. Pages of window layers hold all tokens, as those of others do."""
     if spec.latents is not None:
-        return f"latents of {spec.latents.rank} and a rotated key of {spec.latents.rope_dim}"
+        return f"latents of {spec.latents.latent_dim} and a rotated key of {spec.latents.rope_dim}"
     windows = sorted({rule.window for rule in spec.rules if rule.window is not None})
     if not windows:
         return "full attention"
@@ -191,75 +153,12 @@ def _attention_of(spec: ModelSpec) -> str:
     return f"full attention ({count} layers: {' and '.join(map(str, windows))} tokens)"
 
 
-def _paced(model: ModelFlags, block_size: int) -> BilledModel:
-    spec = PacedSpec.parse(model.model.removeprefix(PACED_PREFIX))
-    longest = model.max_model_len or spec.max_model_len
-    if longest > spec.max_model_len:
-        raise ConfigError(
-            f"--max-model-len {longest} is more than the {spec.max_model_len} tokens that the model was made for",
-            field="max_model_len",
-        )
-    page_bytes = spec.page_bytes_for(block_size)
-    return BilledModel(model.model, longest, (), page_bytes, False, WeightBytes(0, 0), "none", 0)
-
-
 def _layouts_of(model: ModelFlags) -> LayoutOf | None:
-    """Returns the layouts of quantised files; None for plain numbers, and for a directory with only a config."""
     path = Path(model.model).expanduser()
     if path.suffix == GGUF_SUFFIX and path.is_file():
         return layouts_of_gguf(path)
     directory = path if path.is_dir() else places.locate(model.model, model.dtype)
     return None if directory is None else layouts_in(directory)
-
-
-def weights_of(
-    spec: ModelSpec, model: ModelFlags, layouts: LayoutOf | None, *, on_gpu: bool
-) -> tuple[WeightBytes, str]:
-    """Returns the weights as the worker holds them, and how."""
-    if on_gpu:
-        return plain_weights(spec, model.dtype), model.dtype
-    return weights_on_cpu(spec, model.dtype, layouts, is_int8=model.weights == "int8")
-
-
-def _ranked(role: Role, spec: ModelSpec, model: ModelFlags, layouts: LayoutOf | None) -> RankedWorker:
-    """Bills a worker rank by rank. Raises ConfigError where the model cannot be divided among the ranks."""
-    ranks, named = ranks_of(model.config, role), None
-    if layouts is not None and spec.generic is None:
-        from twostroke.models.families.table import layouts_named  # loads torch
-
-        named = layouts_named(layouts, spec)
-    shares = shares_of(spec, ranks, named, is_int8=model.weights == "int8", flag=ranks_flag(model.config, role))
-    billed = [
-        BilledRank(weights_of(share, model, layouts, on_gpu=False)[0], _working_on_cpu(share, model))
-        for share in shares
-    ]
-    most_bytes = _schedule(model).step_tokens() * spec.hidden_size * SUM_BYTES
-    return RankedWorker(
-        f"a {role.value} worker", tuple(billed), 2 * ranks * slot_bytes_for(most_bytes) if ranks > 1 else 0
-    )
-
-
-def _schedule(model: ModelFlags) -> ScheduleConfig:
-    return ScheduleConfig(max_num_seqs=model.max_num_seqs)
-
-
-def _working_on_cpu(spec: ModelSpec, model: ModelFlags) -> int:
-    tokens = _schedule(model).step_tokens()
-    is_first = spec.share is None or spec.share.rank == 0
-    logits = model.max_num_seqs * (spec.vocab_size * DRAW_BYTES if is_first else len(spec.vocabulary) * LOGIT_BYTES)
-    return HOST_PROCESS_BYTES + step_bytes(spec.hidden_size, spec.widest_mlp, tokens=tokens) + logits
-
-
-def _working_on_gpu(spec: ModelSpec, model: ModelFlags, *, has_codes: bool) -> int:
-    return working_bytes(
-        spec.hidden_size,
-        spec.widest_mlp,
-        spec.vocab_size,
-        tokens=_schedule(model).step_tokens(on_gpu=True),
-        samples=model.max_num_seqs,
-        recorded=sum(graph_sizes(model.max_num_seqs)),
-        has_codes=has_codes,
-    )
 
 
 def spec_of(model: str, dtype: str, max_model_len: int | None) -> ModelSpec:

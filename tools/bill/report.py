@@ -12,9 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from tools.bill.bill import Bill, concurrent, fitting
-from tools.bill.draft import BilledDraft
 from tools.bill.forms import FormBill
-from tools.bill.mixed import ranked
 from tools.bill.model import LayerGroup
 from tools.bill.tiers import ComputeCost, break_even_pages
 from tools.figures.charts import Figure, Head, Line, Section, Words, bar_figure, colours_of, line_figure, render
@@ -22,6 +20,7 @@ from tools.tables import Cell, Grid, Row, table_of, text_grid, text_row
 from twostroke.config import Role
 from twostroke.kv_cache.form import page_form
 from twostroke.kv_cache.pool_size import PoolSize
+from twostroke.models.drafts.check import DraftModelPlan
 
 UNITS: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 CURVE_ROWS: Final = 12
@@ -53,7 +52,7 @@ def heading(bill: Bill) -> str:
     place = "on a GPU" if bill.on_gpu else "on a CPU"
     return (
         f"{model.name} {place}: pages in {bill.flags.form}, blocks of {memory.block_size} tokens, requests of up to "
-        f"{model.longest} tokens"
+        f"{bill.longest} tokens"
     )
 
 
@@ -69,9 +68,9 @@ def tables(bill: Bill) -> list[tuple[str, Grid]]:
     if bill.model.groups:
         found.insert(1, ("Bytes per token, by group of layers", groups_grid(bill)))
     if bill.mixed:
-        form = ranked(bill.flags.form, bill.flags, Role.PREFILL)
+        form = bill.model.config(Role.PREFILL).kv_format
         found.append((f"Prefill workers with {form}, decode workers with another form", mixed_grid(bill)))
-    if bill.bytes_per_s is not None and bill.model.weights.step:
+    if bill.bytes_per_s is not None and bill.model.plan.weights.step:
         found.append((ceiling_title(bill.bytes_per_s), ceiling_grid(bill, bill.bytes_per_s)))
     if bill.measured is not None:
         found.append((f"Loading against computing, pages in {bill.flags.form}", tiers_grid(bill)))
@@ -84,8 +83,8 @@ def tables(bill: Bill) -> list[tuple[str, Grid]]:
 def memory_grid(bill: Bill) -> Grid:
     pool = bill.chosen
     rows = [
-        ("weights", bill.model.weights.total, bill.model.weights_kind),
-        ("working set", bill.model.working_bytes, "activations and logits of a step, process, libraries"),
+        ("weights", bill.model.plan.weights.total, bill.model.plan.weights_kind),
+        ("working set", bill.model.plan.working_bytes, "activations and logits of a step, process, libraries"),
         ("pages", pool.pool_bytes, f"{_pages_of(pool.size)}, scratch pages, generations"),
         *([("host tier", pool.host_tier_bytes, f"{pool.host_pages} pages")] if pool.host_pages else []),
         *([] if bill.draft is None else _draft_rows(bill.draft)),
@@ -101,15 +100,16 @@ def ranks_grid(bill: Bill) -> Grid:
     """Rows are the processes of a worker of each role."""
     rows = []
     for worker in bill.model.ranked:
-        for number, rank in enumerate(worker.ranks):
+        plan = worker.plan
+        for number, rank in enumerate(plan.processes):
             parts = (rank.weights.total, rank.working_bytes, rank.total_bytes)
             rows.append(text_row((worker.role, f"{number}", *map(size, parts))))
-        sums = worker.weights.total + worker.working_bytes
-        rows.append(text_row((worker.role, "all", *map(size, (worker.weights.total, worker.working_bytes, sums)))))
+        parts = (plan.weights.total, plan.working_bytes, plan.weights.total + plan.working_bytes)
+        rows.append(text_row((worker.role, "all", *map(size, parts))))
     return text_grid(("worker", "rank", "weights", "working set", "together"), rows)
 
 
-def _draft_rows(draft: BilledDraft) -> list[tuple[str, int, str]]:
+def _draft_rows(draft: DraftModelPlan) -> list[tuple[str, int, str]]:
     pages = f"{draft.pages} pages for {draft.tokens} tokens, one scratch page, generations"
     return [
         ("draft weights", draft.weights.total, f"{draft.name}, {draft.weights_kind}; on decode workers"),
@@ -119,16 +119,16 @@ def _draft_rows(draft: BilledDraft) -> list[tuple[str, int, str]]:
 
 def _pages_of(pool: PoolSize) -> str:
     """Says how many pages there are, of each group where they lie apart."""
-    if pool.further is None:
-        return f"{pool.pages} pages"
-    return f"{pool.pages} pages, {pool.further.pages} of window layers"
+    further = [f", {group.pages} of layers that keep the last blocks only" for group in pool.further]
+    return f"{pool.pages} pages{''.join(further)}"
 
 
 def groups_grid(bill: Bill) -> Grid:
     forms, block, rows = tuple(bill.forms), bill.flags.memory.block_size, []
     for group in bill.model.groups:
-        name = f"{group.kind}, {group.layers} layers, {group.kv_heads} x {group.head_dim}"
-        rows.append(text_row((name, *(f"{group.page_bytes(form, block) / block:g}" for form in forms))))
+        shape = group.shape
+        name = f"{group.kind}, {shape.layers} layers, {shape.kv_heads} x {shape.head_dim}"
+        rows.append(text_row((name, *(f"{group.page_bytes(form) / block:g}" for form in forms))))
         rows += [text_row(cells) for cells in _part_cells(bill, group)]
     return text_grid(("group", *forms), rows)
 
@@ -136,7 +136,7 @@ def groups_grid(bill: Bill) -> Grid:
 def _part_cells(bill: Bill, group: LayerGroup) -> Iterator[tuple[str, ...]]:
     """Yields the bytes of each part of a group, where the layers of a billed page have more than one form."""
     chosen, block = bill.flags.form, bill.flags.memory.block_size
-    parts = page_form(chosen).parts(group.shape(block))
+    parts = page_form(chosen).parts(group.shape)
     for part in parts if len(parts) > 1 else ():
         layers, token_bytes = part.layers, part.form.page_bytes(part.shape) / block
         name = f"layers {layers.start} to {layers.stop - 1} of them in {part.form.name}"
@@ -267,7 +267,7 @@ def _break_even(bill: Bill, name: str) -> str:
     tier = next(each for each in bill.measured.tiers if each.tier == name)
     if compute is None:
         return "-"
-    pages = break_even_pages(tier, compute, bill.chosen.size.request(bill.model.longest).pages)
+    pages = break_even_pages(tier, compute, bill.chosen.size.request(bill.longest).pages)
     return "never" if pages is None else f"{pages * block_size} tokens"
 
 
@@ -327,17 +327,17 @@ def notes(bill: Bill) -> list[str]:
             f"a pool that never evicts finds {bill.log.most:.1%} and holds "
             f"{size(bill.log.distinct_tokens * bill.chosen.token_bytes)} of {bill.flags.form} pages in the end"
         )
-        longer = sum(length > bill.model.longest for length in bill.log.lengths)
+        longer = sum(length > bill.longest for length in bill.log.lengths)
         if longer:
-            found.append(f"{longer} requests of the log are longer than {bill.model.longest} tokens: they are refused")
+            found.append(f"{longer} requests of the log are longer than {bill.longest} tokens: they are refused")
     for worker in bill.model.ranked:
-        if len(worker.ranks) > 1:
-            more = worker.weights.total + worker.working_bytes - bill.model.one_rank_bytes
+        ranks = len(worker.plan.processes)
+        if ranks > 1:
             found.append(
-                f"{len(worker.ranks)} ranks of {worker.role} take {size(more)} more than one rank would: each is a "
+                f"{ranks} ranks of {worker.role} take {size(worker.more_bytes)} more than one rank would: each is a "
                 "process and has the whole embedding; pages are there once"
             )
-    if bill.bytes_per_s is None and bill.model.weights.step:
+    if bill.bytes_per_s is None and bill.model.plan.weights.step:
         said = "" if bill.on_gpu else ", or measure this machine with --measure"
         found.append(f"the decode ceiling is not known: give --bandwidth GB/S{said}")
     return found

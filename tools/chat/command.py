@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
-import shutil
+import re
 import sys
-from collections.abc import Callable
 
 from cluster.clients.state_file import the_one_for_clients
 from cluster.flags import client_credentials as credentials
@@ -16,12 +14,10 @@ from cluster.flags.client_credentials import ClientTls
 from cluster.flags.parser import USAGE_ERROR, add_pid
 from router.addresses import reachable
 from tools.chat.conversation import Conversation
-from tools.chat.screen import Screen
 from tools.chat.server import ChatServer, GrpcServer, HttpChatServer, Sampling
 from twostroke.base.errors import ConfigError, ContextLengthExceeded, ServeError
 
-COLUMNS = 100
-"""Most columns of text; longer lines are hard to read."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,18 +60,17 @@ class _Chat:
         """Asks and prints the answer. The server ends it by ServeError, the user by Ctrl-C; what came of it is kept."""
         self._conversation.ask(text)
         came: list[str] = []
-        write, end = _output()
         try:
-            asyncio.run(self._stream(came, write))
+            asyncio.run(self._stream(came))
         finally:
             self._conversation.answered("".join(came))
-            end()
+            print()
 
-    async def _stream(self, came: list[str], write: Callable[[str], None]) -> None:
+    async def _stream(self, came: list[str]) -> None:
         async with contextlib.aclosing(self._server.answer(self._conversation.messages)) as pieces:
             async for piece in pieces:
                 came.append(piece)
-                write(piece)
+                print(visible(piece) if sys.stdout.isatty() else piece, end="", flush=True)
 
     def answer_lines(self) -> int:
         """Asks each line of a pipe or a file."""
@@ -131,18 +126,9 @@ class _Chat:
         return 0
 
 
-def _output() -> tuple[Callable[[str], None], Callable[[], None]]:
-    """Returns how pieces of an answer and its end are printed: plain, except on a terminal."""
-
-    def write(text: str) -> None:
-        print(text, end="", flush=True)
-
-    if not sys.stdout.isatty():
-        return write, print
-    is_dumb = os.environ.get("TERM") in (None, "", "dumb")
-    columns = min(shutil.get_terminal_size().columns, COLUMNS)
-    screen = Screen(write, columns=columns, has_colours=not is_dumb and not os.environ.get("NO_COLOR"))
-    return screen.add, screen.end
+def visible(text: str) -> str:
+    """Shows control characters as ^X: a model must not send commands to the terminal."""
+    return _CONTROL.sub(lambda found: f"^{chr(ord(found[0]) % 32 + 64)}", text)
 
 
 def _server(args: argparse.Namespace) -> ChatServer:

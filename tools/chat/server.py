@@ -12,13 +12,13 @@ import grpc.aio
 
 from cluster.flags.client_credentials import ClientTls, authorization
 from tools.clients.connect import connector, tls_endpoint
-from tools.clients.resuming import ResumingClient
+from tools.clients.resuming import ResumingClient, RouterPatience
 from twostroke.models.catalog.recommended import Recommended
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
-ANSWER_S = 300.0
-"""Seconds of silence before a router is left."""
+PATIENCE = RouterPatience(silence_s=300.0, begin_s=0.0)
+"""A router may compute a long prompt. A question that no router takes is answered at once with the reason."""
 INFO_S = 10.0
 """Seconds for the server to say what it serves."""
 
@@ -81,7 +81,7 @@ class HttpChatServer(ChatServer):
     async def answer(self, messages: Sequence[Message]) -> AsyncGenerator[str, None]:
         body = {"messages": list(messages), **await self._options()}
         async with ResumingClient(
-            http=self._routers, silence_s=ANSWER_S, begin_s=0, api_key=self._api_key, tls=self._tls
+            http=self._routers, patience=PATIENCE, api_key=self._api_key, tls=self._tls
         ) as client:
             async for chunk in client.stream("/v1/chat/completions", body):
                 for choice in chunk["choices"]:
@@ -114,7 +114,7 @@ class GrpcServer(ChatServer):
             stop=inference_pb2.StopOptions(max_tokens=None if max_tokens is None else int(max_tokens)),
         )
         async with ResumingClient(
-            grpc=self._routers, silence_s=ANSWER_S, begin_s=0, api_key=self._api_key, tls=self._tls
+            grpc=self._routers, patience=PATIENCE, api_key=self._api_key, tls=self._tls
         ) as client:
             async for response in client.generate(request):
                 yield response.text

@@ -15,6 +15,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -59,6 +60,18 @@ Heard = AsyncGenerator[tuple[str, Message | None], None]
 """Pairs of a resume token ("" if it has none) and a message (None for a heartbeat)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterPatience:
+    """How long a client waits for routers, in seconds."""
+
+    silence_s: float = SILENCE_S
+    """A router that is silent for so long is left."""
+    gap_s: float = PATIENCE_S
+    """A stream fails that no router continues for so long."""
+    begin_s: float = PATIENCE_S
+    """A stream fails that no router begins for so long."""
+
+
 class ResumingClient:
     """Streams from the routers of one cluster (`grpc`, `http`: HOST:PORT); the last that served is asked first."""
 
@@ -67,19 +80,12 @@ class ResumingClient:
         *,
         grpc: Sequence[str] = (),
         http: Sequence[str] = (),
-        silence_s: float = SILENCE_S,
-        patience_s: float = PATIENCE_S,
-        begin_s: float = PATIENCE_S,
+        patience: RouterPatience = RouterPatience(),
         api_key: str = "",
         tls: ClientTls | None = None,
     ) -> None:
-        """A router that is silent for `silence_s` is left. `tls`: None where the routers' endpoints take no TLS.
-
-        A stream fails if no router continues it for `patience_s`, or if none begins it for `begin_s`.
-        """
-        self._silence_s = silence_s
-        self._patience_s = patience_s
-        self._begin_s = begin_s
+        """`tls`: None where the routers' endpoints take no TLS."""
+        self._patience = patience
         self._tls = tls
         self._grpc = [PeerChannel(address, "", None if tls is None else tls_endpoint(tls)) for address in grpc]
         self._http = list(http)
@@ -90,7 +96,9 @@ class ResumingClient:
         """How often a stream was continued at another router."""
 
     async def __aenter__(self) -> Self:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._silence_s, sock_read=self._silence_s)
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=self._patience.silence_s, sock_read=self._patience.silence_s
+        )
         self._session = aiohttp.ClientSession(connector=connector(self._tls), timeout=timeout)
         return self
 
@@ -128,7 +136,7 @@ class ResumingClient:
             except ServeError as error:
                 may_go_on = isinstance(error, PeerLost | Draining) or (token and isinstance(error, Overloaded))
                 is_last = (number + 1) % routers == 0
-                is_over = time.monotonic() - alive_s > (self._patience_s if token else self._begin_s)
+                is_over = time.monotonic() - alive_s > (self._patience.gap_s if token else self._patience.begin_s)
                 if not may_go_on or (is_last and is_over):
                     raise
                 log.info("going on elsewhere after=%s error=%s", token or "nothing", error)
@@ -151,13 +159,13 @@ class ResumingClient:
         )
         try:
             while True:
-                async with asyncio.timeout(self._silence_s):
+                async with asyncio.timeout(self._patience.silence_s):
                     message = await call.read()
                 if not isinstance(message, inference_pb2.GenerateResponse):
                     return
                 yield message.resume_token, message if message.resume_token else None
         except TimeoutError:
-            raise PeerLost(f"{channel.address} has said nothing for {self._silence_s:g} s") from None
+            raise PeerLost(f"{channel.address} has said nothing for {self._patience.silence_s:g} s") from None
         except grpc.aio.AioRpcError as error:
             named = any(key == ERROR_KIND_KEY for key, _ in error.trailing_metadata() or ())
             if error.code() in _BROKEN and not named:

@@ -90,8 +90,8 @@ def _admin(args: argparse.Namespace) -> AdminAccess:
 
 def _print(verdict: Diagnosis, facts: Facts) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    for name, canary in (("first", facts.first), ("second", facts.second)):
-        console.print(f"{name} chat: {len(canary.tokens)} tokens, {canary.cached_tokens} reused", markup=False)
+    for name, chat in (("first", facts.first), ("second", facts.second)):
+        console.print(f"{name} chat: {len(chat.tokens)} tokens, {chat.cached_tokens} reused", markup=False)
     for worker in facts.workers:
         console.print(f"{worker.worker}: {worker.state}, holds {worker.held_blocks} blocks of it", markup=False)
     for worker in facts.workers:

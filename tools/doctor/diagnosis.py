@@ -45,8 +45,8 @@ class Diagnosis:
 
 
 def diagnose(facts: Facts) -> Diagnosis:
-    """Returns the first cause that is there, the nearest to the root first: what is wrong with workers explains what is
-    wrong with reuse, and a chat that reads differently the second time explains where it went.
+    """Returns the first cause that is found. Causes that explain others are looked for first: a worker that does not
+    serve explains why nothing was reused there.
     """
     return next(verdict for check in CHECKS if (verdict := check(facts)) is not None)
 
@@ -159,11 +159,9 @@ def _vocabulary(facts: Facts) -> Diagnosis | None:
 
 
 def _tokenizer(facts: Facts) -> Diagnosis | None:
-    for canary in (facts.first, facts.second):
-        if canary.prompt_tokens != len(canary.tokens) and facts.first.tokens == facts.second.tokens:
-            finding = (
-                f"Tokenize makes {len(canary.tokens)} tokens of the chat, and the request had {canary.prompt_tokens}"
-            )
+    for chat in (facts.first, facts.second):
+        if chat.prompt_tokens != len(chat.tokens) and facts.first.tokens == facts.second.tokens:
+            finding = f"Tokenize makes {len(chat.tokens)} tokens of the chat, and the request had {chat.prompt_tokens}"
             return Diagnosis(Cause.TOKENIZER, finding, SAME_FILES)
     return None
 

@@ -14,7 +14,7 @@ import grpc
 from cluster.clients.admin_access import describe
 from cluster.flags import client_credentials as credentials
 from cluster.flags.client_credentials import ClientTls
-from tools.doctor.facts import Canary
+from tools.doctor.facts import SentChat
 from twostroke.base.errors import ConfigError, PeerLost
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
@@ -26,8 +26,8 @@ class ChatEndpoint(Protocol):
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Returns the chat's prompt as the router makes it now."""
 
-    def send(self, text: str, canary: Canary) -> Canary:
-        """Returns `canary` with its result."""
+    def send(self, text: str, chat: SentChat) -> SentChat:
+        """Returns `chat` with its result."""
 
 
 class GrpcEndpoint:
@@ -44,18 +44,18 @@ class GrpcEndpoint:
             raise PeerLost(f"{self._address}: {describe(error)}") from error
         return tuple(answer.token_ids)
 
-    def send(self, text: str, canary: Canary) -> Canary:
+    def send(self, text: str, chat: SentChat) -> SentChat:
         request = inference_pb2.GenerateRequest(
             chat=_chat(text),
-            cache_salt=canary.salt or None,
+            cache_salt=chat.salt or None,
             sampling=inference_pb2.SamplingOptions(temperature=0),
             stop=inference_pb2.StopOptions(max_tokens=ANSWER_TOKENS),
         )
         try:
             *_, last = self._inference.Generate(request, timeout=ANSWER_S, metadata=_metadata())
         except grpc.RpcError as error:
-            return replace(canary, failure=describe(error))
-        return replace(canary, prompt_tokens=last.usage.prompt_tokens, cached_tokens=last.usage.cached_tokens)
+            return replace(chat, failure=describe(error))
+        return replace(chat, prompt_tokens=last.usage.prompt_tokens, cached_tokens=last.usage.cached_tokens)
 
 
 class HttpEndpoint:
@@ -71,16 +71,16 @@ class HttpEndpoint:
     def tokenize(self, text: str) -> tuple[int, ...]:
         return tuple(self._post("/tokenize", {"messages": _messages(text)}, "tokens"))
 
-    def send(self, text: str, canary: Canary) -> Canary:
+    def send(self, text: str, chat: SentChat) -> SentChat:
         body = {"messages": _messages(text), "max_tokens": ANSWER_TOKENS, "temperature": 0}
-        if canary.salt:
-            body["cache_salt"] = canary.salt
+        if chat.salt:
+            body["cache_salt"] = chat.salt
         try:
             usage = self._post("/v1/chat/completions", body, "usage")
         except PeerLost as error:
-            return replace(canary, failure=error.message)
+            return replace(chat, failure=error.message)
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        return replace(canary, prompt_tokens=usage.get("prompt_tokens") or 0, cached_tokens=cached)
+        return replace(chat, prompt_tokens=usage.get("prompt_tokens") or 0, cached_tokens=cached)
 
     def _post(self, path: str, body: dict[str, Any], wanted: str) -> Any:
         """Returns what the answer has under `wanted`."""

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster.clients.admin_access import AdminAccess, describe
 from router.routing.policies import CACHE_BLIND
 from tools.doctor.endpoints import ANSWER_TOKENS, ChatEndpoint
-from tools.doctor.facts import Canary, Facts, WorkerFacts
+from tools.doctor.facts import Facts, SentChat, WorkerFacts
 from tools.doctor.speculation import speculation_in
 from twostroke.base.errors import PeerLost
 from twostroke.base.ids import BlockHash
@@ -43,7 +43,7 @@ def examine(channel: grpc.Channel, admin: AdminAccess, endpoint: ChatEndpoint, s
     server = _server_info(channel, admin)
     model: control_pb2.ModelInfo = _answer(control.GetModelInfo, control_pb2.GetModelInfoRequest(), admin)
     text = _chat_of(endpoint, BLOCKS * model.block_size, model.max_model_len - ANSWER_TOKENS)
-    first = Canary(salt=salts[0], tokens=endpoint.tokenize(text))
+    first = SentChat(salt=salts[0], tokens=endpoint.tokenize(text))
     names = block_hashes_of(first.tokens, model.block_size, owner_salt("", salts[0].encode()))
     router = seen_from(address, server.metrics_address)
     before = scrape(router)
@@ -51,7 +51,7 @@ def examine(channel: grpc.Channel, admin: AdminAccess, endpoint: ChatEndpoint, s
         first = endpoint.send(text, first)
         watch.until_held(len(names), QUIET_S if first.failure is None else 0.0)
         workers = tuple(_workers(control, admin, scrape(router), watch))
-        second = Canary(salt=salts[1], tokens=endpoint.tokenize(text))
+        second = SentChat(salt=salts[1], tokens=endpoint.tokenize(text))
         if first.failure is None:
             second = endpoint.send(text, second)
     policy = _policy(before, scrape(router))

@@ -9,7 +9,7 @@ from twostroke.kv_cache.form import KvForm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Canary:
+class SentChat:
     """The chat, sent once."""
 
     salt: str
@@ -62,5 +62,5 @@ class Facts:
     is_blind: bool
     """The policy does not ask which worker holds which blocks."""
     workers: tuple[WorkerFacts, ...]
-    first: Canary
-    second: Canary
+    first: SentChat
+    second: SentChat

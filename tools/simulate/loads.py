@@ -24,8 +24,8 @@ REACH = 32.0
 
 
 def offered_in_turns(trace: Trace, shape: FleetShape) -> float:
-    """Returns prefill seconds over seconds of all prefill workers at the trace's own pace, if prompts took turns and no
-    queue had an end: what round-robin is offered, busy or not.
+    """Returns the utilisation of prefill workers that round-robin would lead to at the trace's own pace. It is more
+    than 1 where the workers cannot keep up.
     """
     if not shape.prefill:
         raise ConfigError("--utilisation is that of prefill workers: --prefill must be 1 or more", field="utilisation")

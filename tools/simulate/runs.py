@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from tools.simulate.fleet.results import SimulatedRun
-from tools.simulate.fleet.routing.routing_adapter import RoutingAdapters
+from tools.simulate.fleet.routing.simulated_routing import RoutingSetup
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulation import simulate
 from tools.simulate.traces.trace import Trace
@@ -33,15 +33,15 @@ class Trial:
 
 
 COLLECT_AT = 200_000
-"""Objects allocated before the garbage collector looks: a fleet is millions of them that stay for the whole run, and
-looking through them after every 700 takes a fifth of its time."""
+"""Objects allocated before the garbage collector looks. A fleet is millions of them that stay for the whole run. To
+look through them after every 700 takes a fifth of its time."""
 
 Runner = Callable[[Sequence[Trial]], list[SimulatedRun]]
-"""In the order of the trials."""
+"""Runs trials, and returns their results in the same order."""
 
 
 def runner(jobs: int) -> Runner:
-    """Says on standard error what has ended: some runs take minutes."""
+    """Returns what runs trials. It says on standard error which have ended, as some take minutes."""
 
     def run_all(trials: Sequence[Trial]) -> list[SimulatedRun]:
         if jobs == 1 or len(trials) < 2:
@@ -66,11 +66,11 @@ def _told(trials: Sequence[Trial], runs: Iterable[SimulatedRun]) -> list[Simulat
 
 
 def run_trial(trial: Trial) -> SimulatedRun:
-    adapters = RoutingAdapters(
+    setup = RoutingSetup(
         trial.variant, lambda: policy_of(trial.variant, peer_pulls=trial.peer_pulls), holds=trial.holds
     )
     with _collecting_rarely():
-        return simulate(paced(trial.trace, trial.rate_scale), trial.shape, adapters)
+        return simulate(paced(trial.trace, trial.rate_scale), trial.shape, setup)
 
 
 @contextlib.contextmanager

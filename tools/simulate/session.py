@@ -25,7 +25,7 @@ from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.loads import highest_rates, pace_at
 from tools.simulate.options import FleetQuestion, Output, numbers
 from tools.simulate.planning.demand import check_objectives
-from tools.simulate.reports.page import Found, render_page
+from tools.simulate.reports.page import ComparedRuns, render_page
 from tools.simulate.reports.report import (
     as_json,
     explanation,
@@ -129,8 +129,8 @@ def run_session(args: argparse.Namespace) -> int:
     else:
         runs = _compare(compared, trials, run_all, holds=bool(real))
     summaries = with_ratios([summarise(run, scale, promise, oracle_rate) for scale, run in runs])
-    found = Found(summaries=tuple(summaries), runs=tuple(runs), rates=tuple(rates), oracle_rate=oracle_rate)
-    _print(compared, found, console)
+    shown = ComparedRuns(summaries=tuple(summaries), runs=tuple(runs), rates=tuple(rates), oracle_rate=oracle_rate)
+    _print(compared, shown, console)
     alike = [likeness(real, run) for scale, run in runs if scale == 1.0 and run.policy in policies_of(real)]
     if alike:
         print_likeness(alike, SINCE_DECISION, console)
@@ -143,7 +143,7 @@ def run_session(args: argparse.Namespace) -> int:
     }
     write_json({**as_json(summaries, rates, facts), "replay": likeness_json(alike)}, output.json_path)
     if output.html_path is not None:
-        write_text(render_page(found, heading, promise), output.html_path)
+        write_text(render_page(shown, heading, promise), output.html_path)
     return 0
 
 
@@ -185,12 +185,12 @@ def _tier_text(shape: FleetShape, tier: Tier, size_bytes: int) -> str:
     return f"; below the pages of each {tokens:,} on {tier.name.lower()} at {page_ms:.3g} ms a page"
 
 
-def _print(compared: ComparisonOptions, found: Found, console: Console) -> None:
-    print_summaries(found.summaries, console)
-    if found.summaries:
-        console.print(f"[dim]{explanation(compared.promise, found.oracle_rate)}[/dim]")
+def _print(compared: ComparisonOptions, shown: ComparedRuns, console: Console) -> None:
+    print_summaries(shown.summaries, console)
+    if shown.summaries:
+        console.print(f"[dim]{explanation(compared.promise, shown.oracle_rate)}[/dim]")
     if compared.find_rate_s is not None:
         title = f"highest rate with a p90 TTFT up to {compared.find_rate_s:g} s (all requests count)"
-        console.print(table_of(rates_grid(found.rates), title))
-    for note in notes_of(found.summaries):
+        console.print(table_of(rates_grid(shown.rates), title))
+    for note in notes_of(shown.summaries):
         console.print(f"note: {note}", markup=False)

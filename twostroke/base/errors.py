@@ -30,8 +30,8 @@
     └── InternalError            our bug
         └── NonFiniteLogits      the model's numbers overflowed for this request, as they would anywhere
 
-`assert` is for our bugs, `ServeError` for the world. Each class says how it leaves the process: the gRPC status
-name, the HTTP status, OpenAI's error type, and whether the same call may be tried again.
+`assert` is for our bugs, `ServeError` for the world. Each class says how it leaves the process: its gRPC status, HTTP
+status and OpenAI error type, and whether the same call may be tried again.
 """
 
 from __future__ import annotations

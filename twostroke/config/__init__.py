@@ -5,7 +5,6 @@
 imports torch or ray: routers and launchers read it too.
 """
 
-from twostroke.config.adapters import AdapterConfig
 from twostroke.config.cache import DEVICE_SHARE, HOST_CACHE_BYTES, MIN_PAGES, CacheConfig
 from twostroke.config.cluster import ClusterConfig
 from twostroke.config.endpoints import EndpointsConfig, ListenConfig
@@ -14,14 +13,7 @@ from twostroke.config.placement import RoleConfig, WorkerPorts
 from twostroke.config.router import RouterCommand, RouterConfig
 from twostroke.config.routing import PatienceConfig, RoutingConfig
 from twostroke.config.scaling import Bounds, ScalingConfig
-from twostroke.config.schedule import (
-    DRAFT_MODEL,
-    DRAFTER_NAMES,
-    GRAMMAR_DRAFTER,
-    SPECULATE_AUTO,
-    SPECULATE_OFF,
-    ScheduleConfig,
-)
+from twostroke.config.schedule import DRAFT_MODEL, DRAFTER_NAMES, SPECULATE_AUTO, SPECULATE_OFF, ScheduleConfig
 from twostroke.config.security import CertificatesConfig
 from twostroke.config.settings import Settings, group, port, setting
 from twostroke.config.tracing import TracingConfig
@@ -32,13 +24,11 @@ __all__ = [
     "DEVICE_SHARE",
     "DRAFTER_NAMES",
     "DRAFT_MODEL",
-    "GRAMMAR_DRAFTER",
     "HOST_CACHE_BYTES",
     "MIN_PAGES",
     "PACED_PREFIX",
     "SPECULATE_AUTO",
     "SPECULATE_OFF",
-    "AdapterConfig",
     "Bounds",
     "CacheConfig",
     "CertificatesConfig",

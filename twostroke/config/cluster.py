@@ -87,15 +87,8 @@ class ClusterConfig(Settings):
     decode_role: RoleConfig = Field(default_factory=RoleConfig, strict=False)
 
     def model_post_init(self, _context: Any) -> None:
-        certificates, transports = self.certificates, self.runtime.transports or ()
-        if certificates.cluster is not None and "nixl" in transports and not certificates.unencrypted_nixl:
-            raise ConfigError(
-                "--transports nixl does not go with --cluster-tls-cert, as nothing can encrypt its pages: "
-                "leave it out, or say --unencrypted-nixl where their network is trusted",
-                field="--transports",
-            )
-        self.schedule.check_budget()
-        self.schedule.check_draft_model(self.model)
+        self.certificates.check_transports(self.runtime.transports or ())
+        self.schedule.check(self.model)
         may_switch = self.scaling.may_switch(self.prefill, self.decode)  # raises where a count is out of its bounds
         model, cache = self.of_workers
         check_kv_formats(cache, model, may_switch=may_switch)

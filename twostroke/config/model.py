@@ -48,8 +48,8 @@ class ModelConfig(Settings):
     deterministic: bool = setting(
         False, help="a stream's tokens depend on no other stream, whatever dies; refused where that cannot be kept"
     )
-    """The result of a row depends neither on the other rows of a step nor on how its prompt is cut. bfloat16 on a CPU
-    keeps it anyway where there is a compiler; elsewhere it costs time, and on CUDA it is refused."""
+    """The result of a row depends neither on the other rows of a step nor on how its prompt is cut. On a CPU with a
+    compiler, bfloat16 keeps that anyway. Elsewhere it costs time, and on CUDA it is refused."""
     device: str = setting(
         "auto",
         pattern=r"auto|cpu|cuda(:\d+)?",

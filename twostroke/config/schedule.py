@@ -91,14 +91,17 @@ class ScheduleConfig(Settings):
         usual = GPU_STEP_TOKENS if on_gpu else CPU_STEP_TOKENS
         return self.max_num_batched_tokens or max(usual, 2 * self.max_num_seqs)
 
-    def check_budget(self) -> None:
-        """Raises ConfigError where one token for each sequence would use up a step, so that no prompt ever ran."""
+    def check(self, model: ModelConfig) -> None:
+        """Raises ConfigError where one token for each sequence would use up a step, so that no prompt ever ran; or
+        where the draft model does not go with `model`.
+        """
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens <= self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be more than "
                 f"--max-num-seqs ({self.max_num_seqs})",
                 field="--max-num-batched-tokens",
             )
+        self.check_draft_model(model)
 
     def check_draft_model(self, model: ModelConfig) -> None:
         """Raises ConfigError where the draft model cannot propose tokens for `model`, as far as their names say it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from twostroke.base.credentials import CLUSTER_NAME, TlsConfig
@@ -54,6 +55,15 @@ class CertificatesConfig(Settings):
                 "--cluster-tls-ca": self.cluster_tls_ca,
             }
         )
+
+    def check_transports(self, transports: Sequence[str]) -> None:
+        """Raises ConfigError where pages would leave the cluster's TLS unasked."""
+        if self.cluster is not None and "nixl" in transports and not self.unencrypted_nixl:
+            raise ConfigError(
+                "--transports nixl does not go with --cluster-tls-cert, as nothing can encrypt its pages: "
+                "leave it out, or say --unencrypted-nixl where their network is trusted",
+                field="--transports",
+            )
 
     @property
     def clients(self) -> TlsConfig | None:

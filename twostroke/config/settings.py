@@ -1,7 +1,7 @@
 """What every settings class is built from: `Settings`, and the fields that `setting` and `group` declare.
 
-A field is checked when a value is born, from whatever it is born: flags, a cluster file, or the JSON that a worker is
-handed. What is wrong is one ConfigError that names the flag.
+A field is checked when a value is made, be it of flags, a cluster file, or the JSON that a worker gets. What is wrong
+is one ConfigError that names the flag.
 """
 
 from __future__ import annotations

@@ -81,8 +81,7 @@ class WorkerConfig(Settings):
     tracing: TracingConfig = group(TracingConfig, "tracing")
 
     def model_post_init(self, _context: Any) -> None:
-        self.schedule.check_budget()
-        self.schedule.check_draft_model(self.model)
+        self.schedule.check(self.model)
         check_kv_formats(self.cache, self.model, may_switch=self.flexible)
         if self.model.names_gpu:
             check_gpu_adapters(self.model, self.adapters, self.role)

@@ -13,6 +13,7 @@ from twostroke.engine.backends.interface import Backend, plan_and_load
 from twostroke.engine.backends.paced.backend import PacedBackend
 from twostroke.models.file_versions import FileVersions
 from twostroke.models.weights.digest import weights_digest
+from twostroke.models.weights.stored.model_files import layouts_in
 from twostroke.observability.profiler import Profiler
 
 if TYPE_CHECKING:  # torch, which a fleet of paced workers does without
@@ -62,16 +63,16 @@ def _cpu_backend(config: WorkerConfig, spec: ModelSpec, model_dir: Path, _device
     from twostroke.engine.backends.cpu.backend import CpuBackend
     from twostroke.engine.ranks.cpu import RankedOnCpus
 
-    backend = CpuBackend(spec, model_dir)
+    backend = CpuBackend(spec, model_dir, layouts_in(model_dir))
     return RankedOnCpus(backend) if config.ranks > 1 else backend
 
 
 def _cuda_backend(config: WorkerConfig, spec: ModelSpec, model_dir: Path, device: torch.device) -> Backend[CudaPlan]:
     from twostroke.engine.backends.cuda.backend import CudaBackend
-    from twostroke.engine.backends.cuda.fit import rank_devices, read_memory
+    from twostroke.engine.backends.cuda.fit import devices_from, read_memory
     from twostroke.engine.ranks.cuda import RankedOnDevices
 
     config.model.check_on_gpu()  # before a device is touched
-    devices = rank_devices(device, config.ranks)
-    backend = CudaBackend(spec, model_dir, devices, [read_memory(each) for each in devices])
+    devices = [(each, read_memory(each)) for each in devices_from(device, config.ranks)]
+    backend = CudaBackend(spec, model_dir, layouts_in(model_dir), devices)
     return RankedOnDevices(backend) if config.ranks > 1 else backend

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.grammar.mask import WORD_BITS, Mask
+from twostroke.base.token_mask import WORD_BITS, Mask
 
 MOST_DIGITS: Final = 32
 """Digits in a row of a JSON number, as many as blanks of an indent: twice what a double or an int64 has."""

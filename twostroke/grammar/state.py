@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from llguidance import LLMatcher
 
+from twostroke.base.token_mask import WORD_BITS, Mask
 from twostroke.grammar.digits import MOST_DIGITS
-from twostroke.grammar.mask import WORD_BITS, Mask
 from twostroke.grammar.vocabulary import Vocabulary
 
 TOO_LONG = "the answer's grammar takes too long to follow from here on"

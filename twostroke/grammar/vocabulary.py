@@ -8,9 +8,9 @@ from pathlib import Path
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from twostroke.base.errors import ConfigError, UnsupportedFeature
+from twostroke.base.token_mask import WORD_BITS
 from twostroke.base.tokenizer_file import read_tokenizer
 from twostroke.grammar.digits import Digits, digits_of
-from twostroke.grammar.mask import WORD_BITS
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,18 +36,6 @@ from twostroke.kernels.torch_attention.gathered import TorchAttention
 from twostroke.kv_cache.form import AnyForm, PagePart, PageShape, check_latents
 
 
-def pool_over(
-    data: torch.Tensor,
-    form: AnyForm,
-    shape: PageShape,
-    dtype: torch.dtype,
-    key_centers: torch.Tensor | None = None,
-    exact_pages: Callable[[PageShape], ExactPages] | None = None,
-) -> AnyPool:
-    """Returns the pool over `data`, uint8 [pages, page bytes], whose pages hold all layers: see `grouped_pool`."""
-    return grouped_pool((data,), form, (shape,), dtype, key_centers, exact_pages)
-
-
 def grouped_pool(
     regions: Sequence[torch.Tensor],
     form: AnyForm,

@@ -31,14 +31,6 @@ class Limits:
     operations_per_s: float
     """Rate of matrix products in the model's dtype or in float32; a multiplication and its addition are two."""
 
-    def or_better(self, other: Limits) -> Limits:
-        """Returns the higher of both, each: what was reached once can be reached."""
-        return Limits(
-            self.threads,
-            max(self.read_bytes_per_s, other.read_bytes_per_s),
-            max(self.operations_per_s, other.operations_per_s),
-        )
-
 
 def measured_limits(
     threads: int,

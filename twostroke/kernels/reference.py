@@ -32,10 +32,10 @@ def gather_kv(
     return k, values[0] if values else k[..., : pool.value_dim]
 
 
-def visible(positions: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
+def visible(positions: torch.Tensor, keys: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
     """Returns bool [T, context]: which keys, by position, a token at each position sees."""
     seen = keys <= positions[:, None]
-    return seen if window is None else seen & (keys > positions[:, None] - window)
+    return seen if rule.window is None else seen & (keys > positions[:, None] - rule.window)
 
 
 def capped(scores: torch.Tensor, softcap: float | None) -> torch.Tensor:
@@ -99,7 +99,7 @@ def paged_attention(
             for x in gather_kv(pool, layer, batch.block_tables[sequence], context_len, torch.float32, first)
         )
         scores = capped(torch.einsum("thd,hcd->htc", q[rows].float(), k) * rule.scale, rule.softcap)
-        seen = visible(batch.positions[rows], torch.arange(context_len), rule.window)
+        seen = visible(batch.positions[rows], torch.arange(context_len), rule)
         weights = softmax_with(scores.masked_fill(~seen, float("-inf")), sinks)
         out[rows] = torch.einsum("htc,hcd->thd", weights, v).to(q.dtype)
     return out
@@ -148,13 +148,3 @@ def span_attention(
             sines=positions,
         )
         out[first : first + rows] = paged_attention(q[first : first + rows], pool, layer, batch, rules, sinks)
-
-
-def gather_pages(pool: torch.Tensor, pages: torch.Tensor, buffer: torch.Tensor) -> None:
-    """Copies buffer[i] = pool[pages[i]]."""
-    torch.index_select(pool, 0, pages, out=buffer)
-
-
-def scatter_pages(buffer: torch.Tensor, pages: torch.Tensor, pool: torch.Tensor) -> None:
-    """Copies pool[pages[i]] = buffer[i]. Pages must differ."""
-    pool[pages] = buffer

@@ -24,7 +24,7 @@ RING_BATCHES = 4096
 PART_BLOCKS = 8192
 """Most blocks in one part: sender and reader need some milliseconds for it, and a message takes 128 KiB."""
 BUCKETS = 64
-"""Parts of a tier's set, by the first bits of the hash: a snapshot copies one where it changes before its turn."""
+"""Buckets of a tier's set, by the first bits of the hash: a snapshot copies one that changes before it is read."""
 
 _HASH_BITS = 8 * HASH_BYTES
 _HASH_MASK = (1 << _HASH_BITS) - 1

@@ -53,7 +53,7 @@ class PageShape:
     """Tokens of a block."""
     head_dim: int
     """Numbers of a key."""
-    latent_rank: int | None = None
+    latent_dim: int | None = None
     """Numbers of a latent, with which keys begin; None where values lie beside keys."""
     selection: LayerSelection | None = None
     """Which of the model's layers these are; None: all of them."""
@@ -68,7 +68,7 @@ class PageShape:
 
     @property
     def dims(self) -> tuple[int, int, int, int, int]:
-        return (self.layers, 2 if self.latent_rank is None else 1, self.kv_heads, self.block, self.head_dim)
+        return (self.layers, 2 if self.latent_dim is None else 1, self.kv_heads, self.block, self.head_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class PageForm:
 
     def head_bytes(self, shape: PageShape) -> int:
         """Returns the bytes of the keys and values of one block in one head of one layer."""
-        return self.key_bytes(shape) + (self.value_bytes(shape) if shape.latent_rank is None else 0)
+        return self.key_bytes(shape) + (self.value_bytes(shape) if shape.latent_dim is None else 0)
 
     def page_bytes(self, shape: PageShape) -> int:
         """Returns the bytes of a whole page."""
@@ -215,7 +215,7 @@ def check_latents(shape: PageShape, form: AnyForm) -> None:
     One scale for a latent and a rotated key would lose the smaller of them.
     """
     inner = form.inner if isinstance(form, RankedForm) else form
-    if shape.latent_rank is None or (isinstance(inner, PageForm) and inner.stores_latents):
+    if shape.latent_dim is None or (isinstance(inner, PageForm) and inner.stores_latents):
         return
     names = ", ".join(form.name for form in FORMS.values() if form.stores_latents)
     raise ConfigError(
@@ -282,8 +282,8 @@ class Conversion:
     """Native kernels order the numbers: `twostroke/kernels/cpu/native/page.h`."""
     key_centers: npt.NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
     """[layers, kv_heads, head_dim]: what keys of forms with one scale per token lack; None where they lack nothing."""
-    further: Conversion | None = None
-    """How pages of the second page group are converted, where there is one."""
+    further: tuple[Conversion, ...] = ()
+    """How pages of the groups beside the first one are converted."""
 
     @property
     def page_bytes(self) -> int:
@@ -293,7 +293,7 @@ class Conversion:
     @property
     def groups(self) -> tuple[Conversion, ...]:
         """The conversions of the pages of each group."""
-        return (self,) if self.further is None else (self, self.further)
+        return (self, *self.further)
 
 
 FORMS: Final = {

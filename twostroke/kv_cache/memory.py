@@ -124,7 +124,7 @@ class PageMemory(Pages):
     ) -> None:
         """`further`: the pages of other groups than the first. `flag`: the setting that asked for the memory.
 
-        `writers`: other ranks of the worker write to it, too. The owner calls `protect` once they have mapped it.
+        `writers`: other processes of the worker write to it, too. The owner calls `protect` once they have mapped it.
         """
         self.layout = layout = PoolLayout.of(pages, page_bytes, *further)
         self.total_bytes = layout.host_bytes
@@ -159,7 +159,7 @@ class PageMemory(Pages):
 
     @classmethod
     def join(cls, fd: int, layout: PoolLayout) -> PageMemory:
-        """Maps the memory of the worker that this process is a rank of, before it is sealed."""
+        """Maps the memory of the worker that this process belongs to, before it is sealed."""
         first, *further = layout.regions
         return cls(first.pages, first.page_bytes, *further, fd=fd, writers=True)
 

@@ -104,23 +104,29 @@ class PoolSize:
     page_bytes: int
     """Bytes of a page of the full group."""
     block_size: int
-    further: GroupPages | None = None
+    further: tuple[GroupPages, ...] = ()
+    """The groups beside the first one."""
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block in all layers."""
-        return self.page_bytes + (self.further.page_bytes if self.further else 0)
+        return self.page_bytes + sum(group.page_bytes for group in self.further)
 
     @property
     def pages_bytes(self) -> int:
         """Bytes of all pages."""
-        return self.pages * self.page_bytes + (self.further.pages * self.further.page_bytes if self.further else 0)
+        return self.pages * self.page_bytes + sum(group.pages * group.page_bytes for group in self.further)
 
     def request_bytes(self, tokens: int) -> int:
         """Returns the bytes that a request of this length, prompt and answer together, holds at its end."""
         pages = self.request(tokens).pages
-        own = pages * self.page_bytes
-        return own + (min(pages, self.further.request_pages) * self.further.page_bytes if self.further else 0)
+        further = sum(min(pages, group.request_pages) * group.page_bytes for group in self.further)
+        return pages * self.page_bytes + further
+
+    def seen_bytes(self, tokens: int) -> float:
+        """Returns the bytes of pages that a token reads with so many tokens before it."""
+        further = sum(min(tokens, group.seen_tokens) * group.page_bytes for group in self.further)
+        return (tokens * self.page_bytes + further) / self.block_size
 
     @property
     def tokens(self) -> int:
@@ -140,9 +146,8 @@ class PoolSize:
         shared = min(shared_tokens, tokens) // self.block_size
         own = max(1, self.request(tokens).pages - shared)
         fit = max(0, (self.pages - shared) // own)
-        if self.further is None:
-            return fit
-        return min(fit, self.further.pages // min(self.request(tokens).pages, self.further.request_pages))
+        pages = self.request(tokens).pages
+        return min([fit, *(group.pages // min(pages, group.request_pages) for group in self.further)])
 
     def concurrent_of(self, spread: LengthSpread, deviations: float = 0.0) -> int:
         """Returns how many requests with lengths drawn from a spread fit at once, all of them at their full length.
@@ -152,9 +157,7 @@ class PoolSize:
         mean, margin = spread.mean_pages, deviations * spread.deviation_pages
         root = (math.sqrt(margin**2 + 4 * mean * self.pages) - margin) / (2 * mean)
         fit = int(root**2 + 1e-9)
-        if self.further is None:
-            return fit
-        return min(fit, int(self.further.pages / min(mean, self.further.request_pages)))
+        return min([fit, *(int(group.pages / min(mean, group.request_pages)) for group in self.further)])
 
     def check(self, max_model_len: int) -> None:
         """Raises ConfigError where a length that was asked for by name does not fit."""

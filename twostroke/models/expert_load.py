@@ -23,7 +23,7 @@ class ExpertLoad:
     def imbalance(self) -> float:
         """Returns by how much the busiest expert of a layer exceeds their mean, over all layers; 1 while all are equal.
 
-        So much longer a layer takes when each expert has a rank of its own.
+        So much longer a layer takes when each expert has a process of its own.
         """
         means = self.tokens.mean(1)
         used = means > 0

@@ -25,7 +25,7 @@ from twostroke.kernels.layout import EXPANDED_BYTES, device_matrix_bytes
 from twostroke.kv_cache.form import FORMS, AnyForm, PageShape
 from twostroke.kv_cache.layout import SCRATCH_PAGES
 from twostroke.kv_cache.pool_size import enough_pages
-from twostroke.models.ranks.share import layouts_of_share
+from twostroke.models.shares.share import layouts_of_share
 from twostroke.models.spec import DTYPE_BYTES, ModelSpec
 from twostroke.models.weights.stored.model_files import LayoutOf
 
@@ -76,8 +76,8 @@ def _head_bytes(spec: ModelSpec, *, is_int8: bool) -> int:
     latents = spec.latents
     if latents is None:
         return 0
-    to = matrix_bytes(latents.rank, latents.plain_dim, is_int8=is_int8)
-    return spec.heads * (to + matrix_bytes(latents.value_dim, latents.rank, is_int8=is_int8))
+    to = matrix_bytes(latents.latent_dim, latents.plain_dim, is_int8=is_int8)
+    return spec.heads * (to + matrix_bytes(latents.value_dim, latents.latent_dim, is_int8=is_int8))
 
 
 def _expansion_bytes(spec: ModelSpec, *, is_int8: bool) -> int:
@@ -85,7 +85,7 @@ def _expansion_bytes(spec: ModelSpec, *, is_int8: bool) -> int:
     latents = spec.latents
     if latents is None:
         return 0
-    return matrix_bytes(spec.heads * (latents.plain_dim + latents.value_dim), latents.rank, is_int8=is_int8)
+    return matrix_bytes(spec.heads * (latents.plain_dim + latents.value_dim), latents.latent_dim, is_int8=is_int8)
 
 
 def _mlp_bytes(spec: ModelSpec, *, is_int8: bool, of_one_token: bool) -> int:
@@ -104,7 +104,7 @@ def stored_weights(spec: ModelSpec, layout_of: LayoutOf, *, with_head: bool = Tr
     """Returns the weights as the native CPU kernels hold those of a quantised file: one file for all workers of a host.
 
     `layout_of` knows the matrices of the whole model by the names that the program has for them. A table that is
-    quantised and tied to the head is there once, but for a rank: it has the rows of its share of the head, too.
+    quantised and tied to the head is there once, but for a share: it has the rows of its part of the head, too.
     """
     hidden, layout_of = spec.hidden_size, layouts_of_share(layout_of, spec)
     layers = read = 0
@@ -174,33 +174,35 @@ def plain_weights(spec: ModelSpec, dtype: str, *, with_head: bool = True) -> Wei
     return WeightBytes(total, headless - unread + embedding * with_head)
 
 
-def weights_on_cpu(spec: ModelSpec, dtype: str, layouts: LayoutOf | None, *, is_int8: bool) -> tuple[WeightBytes, str]:
+def weights_on_cpu(
+    spec: ModelSpec, dtype: str, layouts: LayoutOf | None, *, is_int8: bool, with_head: bool = True
+) -> tuple[WeightBytes, str]:
     """Returns the weights as a worker on CPUs holds them, and how.
 
     Native kernels pack bfloat16 and int8 of our families; all others are torch's. `layouts` are those of the files.
     """
     if dtype != "bfloat16" or spec.generic is not None:
-        return plain_weights(spec, dtype), dtype
+        return plain_weights(spec, dtype, with_head=with_head), dtype
     if layouts is not None:
         from twostroke.models.families.table import layouts_named  # loads torch
 
-        return stored_weights(spec, layouts_named(layouts, spec)), "packed as in the file"
-    return packed_weights(spec, is_int8=is_int8), f"packed {'int8' if is_int8 else dtype}"
+        return stored_weights(spec, layouts_named(layouts, spec), with_head=with_head), "packed as in the file"
+    return packed_weights(spec, is_int8=is_int8, with_head=with_head), f"packed {'int8' if is_int8 else dtype}"
 
 
-def device_weights(spec: ModelSpec, dtype: str, layout_of: LayoutOf | None, *, with_head: bool = True) -> int:
-    """Returns the bytes of the weights on a device, where matrices of codes stay codes: but experts and the embedding.
+def device_weights(spec: ModelSpec, dtype: str, layout_of: LayoutOf | None, *, with_head: bool = True) -> WeightBytes:
+    """Returns the weights on a device, where matrices of codes stay codes: but experts and the embedding.
 
     `layout_of` knows matrices by the names that the program has for them, and is None where all are plain numbers.
     """
-    total = spec.weight_bytes(dtype, with_head=with_head)
+    plain, saved = plain_weights(spec, dtype, with_head=with_head), 0
     if layout_of is None:
-        return total
+        return plain
     for name, rows, inputs in _dense_matrices(spec, with_head=with_head):
         layout = layout_of(f"{name}.weight")
         if layout is not None:
-            total += device_matrix_bytes(layout, rows, inputs) - rows * inputs * DTYPE_BYTES[dtype]
-    return total
+            saved += rows * inputs * DTYPE_BYTES[dtype] - device_matrix_bytes(layout, rows, inputs)
+    return WeightBytes(plain.total - saved, plain.step - saved)
 
 
 def _dense_matrices(spec: ModelSpec, *, with_head: bool) -> Iterator[tuple[str, int, int]]:
@@ -242,20 +244,18 @@ class DeviceNeeds:
     page_bytes: int
 
 
-def step_bytes(hidden: int, intermediate: int, *, tokens: int) -> int:
+def step_bytes(spec: ModelSpec, tokens: int) -> int:
     """Returns a generous size of the activations in a step's widest moment: in and out of the widest layer."""
-    return tokens * (8 * hidden + 6 * intermediate) * 4
+    return tokens * (8 * spec.hidden_size + 6 * spec.widest_mlp) * 4
 
 
-def working_bytes(
-    hidden: int, intermediate: int, vocab: int, *, tokens: int, samples: int, recorded: int, has_codes: bool
-) -> int:
+def working_bytes(spec: ModelSpec, *, tokens: int, samples: int, recorded: int, has_codes: bool) -> int:
     """Returns a generous size of what a device holds besides weights and pages: activations, and draws from all logits.
 
     `recorded`: rows of all recordings together. `has_codes`: whether matrices of codes are expanded for long chunks.
     """
-    logits = vocab * (samples * DRAW_BYTES + recorded * KEPT_BYTES)
-    return CONTEXT_BYTES + step_bytes(hidden, intermediate, tokens=tokens) + logits + has_codes * EXPANDED_BYTES
+    logits = spec.vocab_size * (samples * DRAW_BYTES + recorded * KEPT_BYTES)
+    return CONTEXT_BYTES + step_bytes(spec, tokens) + logits + has_codes * EXPANDED_BYTES
 
 
 def exact_blocks(form: AnyForm, block_size: int, *, tokens: int, sequences: int) -> int:

@@ -77,15 +77,15 @@ class LatentSpec:
     themselves: the model has one kv head, and its values are the latents.
     """
 
-    rank: int
-    """Numbers of a latent (kv_lora_rank)."""
+    latent_dim: int
+    """Numbers of a latent."""
     plain_dim: int
     """Numbers of a head's query and key that are not rotated (qk_nope_head_dim)."""
     rope_dim: int
     """Numbers of a head's query that are rotated, and of the key that all heads share."""
     value_dim: int
     """Numbers of a head's value."""
-    query_rank: int | None
+    query_latent_dim: int | None
     """Numbers of the latent that queries are made from; None where they are made from the hidden state."""
     norm_epsilon: float
     """The epsilon of the norms of latents, which is not that of the model's other norms."""
@@ -95,7 +95,7 @@ class LatentSpec:
     @property
     def key_dim(self) -> int:
         """Returns the numbers that pages hold of a token: its latent, and then its rotated key."""
-        return self.rank + self.rope_dim
+        return self.latent_dim + self.rope_dim
 
     @property
     def query_dim(self) -> int:
@@ -115,22 +115,27 @@ class GenericWeights:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which part of a model a rank computes."""
+    """Which part of a model one process of a worker computes."""
 
-    rank: int
-    ranks: int
+    index: int
+    """The position of the process among them."""
+    count: int
+    """How many compute the model together."""
     whole: ModelSpec
     mlp_unit: int = 1
-    """Neighbouring columns of an MLP that are all on one rank."""
+    """Neighbouring columns of an MLP that are all in one share."""
 
-    def of(self, count: int) -> range:
-        """Returns the rank's range of so many things; of fewer than there are ranks, the one that it has with
-        others."""
-        first = count * self.rank // self.ranks
-        return range(first, max(first + 1, count * (self.rank + 1) // self.ranks))
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    def of(self, things: int) -> range:
+        """Returns the range of so many things; of fewer than there are shares, the one that it has with others."""
+        first = things * self.index // self.count
+        return range(first, max(first + 1, things * (self.index + 1) // self.count))
 
     def columns(self, width: int) -> range:
-        """Returns the rank's range of the columns of an MLP. Ranks have as many as each other, or a unit more."""
+        """Returns the range of the columns of an MLP. Shares have as many as each other, or a unit more."""
         own = self.of(width // self.mlp_unit) if width else range(0)
         return range(own.start * self.mlp_unit, own.stop * self.mlp_unit)
 
@@ -190,7 +195,7 @@ class ModelSpec:
     """Given where transformers' code computes the model. Then only what attention and pages need is true of the fields
     above, and all positions are in queries and keys before attention sees them."""
     share: Share | None = None
-    """Given for the part of a model that one rank computes: then heads, widths of MLPs and the held experts are its
+    """Given for the part of a model that one process computes: then heads, widths of MLPs and the held experts are its
     own. None: all of the model."""
 
     @property
@@ -252,8 +257,8 @@ class ModelSpec:
 
     def page_shape(self, block_size: int) -> PageShape:
         """Returns the dimensions of all layers of one block."""
-        rank = None if self.latents is None else self.latents.rank
-        return PageShape(self.layers, self.kv_heads, block_size, self.head_dim, rank)
+        latent_dim = None if self.latents is None else self.latents.latent_dim
+        return PageShape(self.layers, self.kv_heads, block_size, self.head_dim, latent_dim)
 
     @property
     def attended_width(self) -> int:
@@ -263,9 +268,9 @@ class ModelSpec:
     @property
     def query_matrices(self) -> Mapping[str, tuple[int, int]]:
         """Returns the outputs and inputs of the projection of a layer's query latents, by name; none without those."""
-        if self.latents is None or self.latents.query_rank is None:
+        if self.latents is None or self.latents.query_latent_dim is None:
             return {}
-        return {"q_b_proj": (self.heads * self.latents.query_dim, self.latents.query_rank)}
+        return {"q_b_proj": (self.heads * self.latents.query_dim, self.latents.query_latent_dim)}
 
     @property
     def attention_inputs(self) -> Mapping[str, int]:
@@ -274,9 +279,9 @@ class ModelSpec:
             kv_rows = self.kv_heads * self.head_dim
             return {"q_proj": self.heads * self.head_dim, "k_proj": kv_rows, "v_proj": kv_rows}
         latents = self.latents
-        if latents.query_rank is None:
+        if latents.query_latent_dim is None:
             return {"q_proj": self.heads * latents.query_dim, "kv_a_proj_with_mqa": latents.key_dim}
-        return {"q_a_proj": latents.query_rank, "kv_a_proj_with_mqa": latents.key_dim}
+        return {"q_a_proj": latents.query_latent_dim, "kv_a_proj_with_mqa": latents.key_dim}
 
     def page_shapes(self, block_size: int, groups: Sequence[PageGroup]) -> tuple[PageShape, ...]:
         """Returns the dimensions of a page of each of some groups, to which all layers belong."""
@@ -325,8 +330,10 @@ class ModelSpec:
         latents = self.latents
         if latents is None:
             return 0
-        queries = 0 if latents.query_rank is None else latents.query_rank * (1 + self.heads * latents.query_dim)
-        return queries + latents.rank * (1 + self.heads * (latents.plain_dim + latents.value_dim))
+        queries = (
+            0 if latents.query_latent_dim is None else latents.query_latent_dim * (1 + self.heads * latents.query_dim)
+        )
+        return queries + latents.latent_dim * (1 + self.heads * (latents.plain_dim + latents.value_dim))
 
     def _correction_bytes(self) -> int:
         """Returns the bytes of the corrections of experts' scores, which are float32 whatever the dtype."""

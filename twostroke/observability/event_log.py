@@ -17,7 +17,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
@@ -77,28 +77,16 @@ def _message(record: logging.LogRecord) -> str:
     places = _places(record.msg)
     if len(places) != len(record.args):
         return record.getMessage()
-    values = (place.rendered(value) for place, value in zip(places, record.args, strict=True))
-    return PLACEHOLDER.sub(lambda found: _filled(found, values), record.msg)
-
-
-def _filled(found: re.Match[str], values: Iterator[str]) -> str:
-    return "%" if found["conversion"] is None else next(values)
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    form: str
-    has_key: bool
-
-    def rendered(self, value: object) -> str:
-        text = self.form % (value,)
-        return log_value(text) if self.has_key else text
+    texts = (form % (value,) for (form, _), value in zip(places, record.args, strict=True))
+    values = (log_value(text) if has_key else text for (_, has_key), text in zip(places, texts, strict=True))
+    return PLACEHOLDER.sub(lambda found: "%" if found["conversion"] is None else next(values), record.msg)
 
 
 @functools.lru_cache(MOST_KINDS)
-def _places(message: str) -> tuple[_Place, ...]:
+def _places(message: str) -> tuple[tuple[str, bool], ...]:
+    """Returns the form of each value, and whether it stands after a `key=`."""
     return tuple(
-        _Place(f"%{found['form']}{found['conversion']}", found["key"] is not None)
+        (f"%{found['form']}{found['conversion']}", found["key"] is not None)
         for found in PLACEHOLDER.finditer(message)
         if found["conversion"] is not None
     )
@@ -153,8 +141,8 @@ class LineLimit:
 class OwnFile(RotatingFileHandler):
     """A file that this process's output goes to: copied and emptied where it is large. A few copies are kept.
 
-    A process that has it open continues in the same file: libraries that write to a descriptor by themselves, and a
-    second process that shares it.
+    Whoever has it open continues in the same file: a library that writes to a descriptor by itself, or a second process
+    that shares it.
     """
 
     def __init__(self, path: Path, most_bytes: int = MOST_FILE_BYTES) -> None:

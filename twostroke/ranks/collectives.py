@@ -70,7 +70,7 @@ class Meeting:
 
 
 class DeviceSums:
-    """What the model of one rank asks of the others, as `twostroke.models.ranks.interface.Ranks` says it.
+    """What the model of one rank asks of the others, as `twostroke.models.decoders.collective.Collective` says it.
 
     All of it is launched and never waited for on the host, so that steps with it can be recorded.
     """

@@ -34,8 +34,8 @@ FROZEN_LOADING_S: Final = 60.0
 longer on a busy machine."""
 
 LATE_S: Final = 60.0
-"""A rank that beats is lost nevertheless where the first one waits for it in a round for this long: its thread that
-computes hangs. Between two rounds all have about as much to do, whatever a step takes, and no weights to load."""
+"""A rank that still sends heartbeats is lost, too, where the first rank waits for it this long within a round: its
+compute thread hangs. Between two rounds all ranks have about as much to do, and no weights to load."""
 
 GRACE_S: Final = 2.0
 """How long ranks have to end on their own. They do nothing but exit; a frozen one is killed after it."""
@@ -95,6 +95,18 @@ class _Fate:
             return self.lost
 
 
+@dataclass(frozen=True, slots=True)
+class RankCare:
+    """How the first rank watches over the others."""
+
+    frozen_s: float
+    """A rank that has loaded is lost without a beat for this long."""
+    worker: str = "worker"
+    """The worker's name in their logs."""
+    on_lost: Callable[[RankLost], None] = lambda error: None
+    """Is called in a thread when ranks that have loaded are lost."""
+
+
 class RankProcesses:
     """The first rank's hold on the others. One thread sends steps, and any thread may send work that runs
     beside them.
@@ -106,17 +118,13 @@ class RankProcesses:
         job: RankJob,
         ranks: int,
         most_bytes: int,
-        *,
-        frozen_s: float,
-        worker: str = "worker",
+        care: RankCare,
         descriptors: Sequence[int] = (),
-        on_lost: Callable[[RankLost], None] = lambda error: None,
     ) -> None:
         """Starts ranks 1 to `ranks` - 1, which load while the caller does the same.
 
-        `most_bytes`: of the longest sum. `frozen_s`: a rank that has loaded is lost without a beat for this long.
-        `worker`: its name in their logs. `descriptors` are those that the job needs. `on_lost` is called in a thread
-        when ranks that have loaded are lost. Raises ConfigError where processes or memory cannot be had.
+        `most_bytes`: of the longest sum. `descriptors` are those that the job needs. Raises ConfigError where processes
+        or memory cannot be had.
         """
         self._fate = _Fate(waited_for=ranks - 1)
         self._sending = threading.Lock()
@@ -127,9 +135,9 @@ class RankProcesses:
             raise ConfigError(f"no memory for sums over {ranks} ranks: {error}") from error
         self.group = RankGroup(kernels, memory_fd, FIRST, ranks, slot_bytes, self._fate.why)
         library = Path(kernels.library._name)
-        of_kernels = library, kernels.variant, kernels.build
-        starts = [RankStart(worker, rank, ranks, slot_bytes, memory_fd, *of_kernels, job) for rank in range(1, ranks)]
-        self._watcher = _Watcher(self.group, self._fate, frozen_s, on_lost, job.end_waits)
+        of_all = slot_bytes, memory_fd, library, kernels.variant, kernels.build, job
+        starts = [RankStart(care.worker, rank, ranks, *of_all) for rank in range(1, ranks)]
+        self._watcher = _Watcher(self.group, self._fate, care.frozen_s, care.on_lost, job.end_waits)
         try:
             self._connections = self._watcher.start(starts, (memory_fd, *descriptors))
         except BaseException as error:

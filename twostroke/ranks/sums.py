@@ -1,4 +1,4 @@
-"""The sums over ranks that a model asks for: `twostroke.models.ranks.interface.Ranks`, computed by a group of ranks."""
+"""The `Collective` of a model (twostroke/models/decoders/collective.py), computed by a group of ranks."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class WaterfallLine:
     """A line for a span, or for an event in one."""
 
     depth: int
-    """How many lines it is part of."""
+    """Number of lines that enclose it."""
     name: str
     process: str
     start_ms: float

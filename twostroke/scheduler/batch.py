@@ -33,7 +33,7 @@ class SampleRow(NamedTuple):
     output: tuple[int, ...] = ()
     """Token ids of the output; empty unless penalties are on."""
     mask: npt.NDArray[np.uint32] | None = None
-    """Tokens that the answer's grammar permits and the request allows, one bit each (`twostroke.grammar.mask.Mask`).
+    """Tokens that the answer's grammar permits and the request allows, one bit each (`twostroke.base.token_mask.Mask`).
     None: all."""
     behind: int = 0
     """Number of drafted tokens of the sequence that come after the token at which this row samples."""
@@ -103,7 +103,7 @@ class Batch:
     """Places in each further page group. Empty where a model has one group."""
 
     def without_draws(self) -> Batch:
-        """Returns the same step for ranks that compute logits and draw nothing from them."""
+        """Returns the same step for processes that compute logits and draw nothing from them."""
         rows = [SampleRow(row.row, row.params, row.position, behind=row.behind) for row in self.samples]
         return replace(self, samples=tuple(rows))
 

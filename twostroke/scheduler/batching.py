@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.base.ids import PageId
-from twostroke.grammar.mask import mask_of
+from twostroke.base.token_mask import mask_of
 from twostroke.scheduler.batch import Batch, FeatureRows, GroupPlaces, SampleRow
 from twostroke.scheduler.cost import StepTerms
 from twostroke.scheduler.sequence import Sequence

@@ -114,8 +114,8 @@ class StepCost:
             self, step_s=step_s / tokens, stream_s=stream_s / tokens, context_token_s=context_token_s / tokens
         )
 
-    def prompt_share(self, terms: StepTerms) -> float:
-        """Returns the share of a step's time that its prompt tokens take."""
+    def prompt_fraction(self, terms: StepTerms) -> float:
+        """Returns the fraction of a step's time that its prompt tokens take."""
         if not terms.prompt_tokens:
             return 0.0
         streams_s = self.of_streams(terms.streams, terms.context_tokens)

@@ -18,7 +18,6 @@ from twostroke.config import ScheduleConfig
 from twostroke.kv_cache.block import root_hash
 from twostroke.kv_cache.parts import Part
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.kv_cache.windows.window_group import window_group_of
 from twostroke.request import FinishReason
 from twostroke.scheduler.batch import StepResult
 from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
@@ -28,12 +27,11 @@ from twostroke.scheduler.cost import Budget
 from twostroke.scheduler.emission import Drawn, Emitted, Emitter
 from twostroke.scheduler.gates import ClaimGate, OpenGate
 from twostroke.scheduler.load import SchedulerLoad
-from twostroke.scheduler.progress import BlockProgress, PageProgress
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import AdmittedSequence, Emission, SchedulerLimits
 from twostroke.scheduler.waiting_queue import ADMISSION_LOOKAHEAD, WaitingQueue
 from twostroke.scheduler.windows.places import places_of
-from twostroke.scheduler.windows.progress import WindowProgress
+from twostroke.scheduler.windows.progress import progress_of
 
 
 class Scheduler:
@@ -52,11 +50,9 @@ class Scheduler:
         self._limits = limits
         self.step_tokens = config.step_tokens(on_gpu=limits.on_gpu)
         """Most tokens in one step; a worker may allow more once it has measured what they cost."""
-        windows = window_group_of(pool)
-        places = places_of(None if windows is None else windows.shape)
-        self._builder = builder or BatchBuilder(limits.block_size, pool.total, limits.eos_token_ids, places)
+        self._builder = builder or BatchBuilder(limits.block_size, pool.total, limits.eos_token_ids, places_of(pool))
         self._gate = gate or OpenGate()
-        self._progress = _progress_of(pool, limits.block_size, self.step_tokens, self._gate)
+        self._progress = progress_of(pool, limits.block_size, self.step_tokens, self._gate.loaded_depth)
         branches = branches or SchedulerBranches()
         self._shared = branches.shared
         self._emitter = Emitter(limits.eos_token_ids, limits.max_model_len, branches.readings)
@@ -180,12 +176,12 @@ class Scheduler:
         """
         return self._take_in(self._emitter.emit_late(self._running)) if self._emitter.late else []
 
-    def part(self, chunks: ListOf[Chunk]) -> Step:
+    def slice_of(self, chunks: ListOf[Chunk]) -> Step:
         """Returns a step of these chunks of the failed step in flight; it is updated or aborted like a whole step."""
         return self._step_of(chunks)
 
     def abort_step(self, step: Step) -> list[Sequence]:
-        """Ends the sequences of a step, or a part of one, that failed for good; returns those that had not ended."""
+        """Ends the sequences of a step, or a slice of one, that failed for good; returns those that had not ended."""
         sequences = [chunk.sequence for chunk in step.chunks]
         failed = [sequence for sequence in sequences if not sequence.ended]
         self._in_flight -= set(sequences)
@@ -288,10 +284,3 @@ class Scheduler:
         if end // block_size > sequence.computed // block_size:
             self._progress.make_readable(sequence, end)
         sequence.computed = end
-
-
-def _progress_of(pool: BlockPool, block_size: int, step_tokens: int, gate: ClaimGate) -> BlockProgress:
-    windows = window_group_of(pool)
-    if windows is None:
-        return PageProgress(pool, block_size)
-    return WindowProgress(pool, windows, block_size, step_tokens, gate.loaded_depth)

@@ -14,8 +14,8 @@ CHAT_TOKENS = 512
 """Tokens that the lone stream attends to."""
 NOTICED_S = 0.1
 """Longer steps are noticed. Where a stream's own are that long, they may become twice as long."""
-PLANNED_SHARE = 0.85
-"""Share of the promised time between two tokens that steps are planned to take: some take longer than predicted."""
+PLANNED_FRACTION = 0.85
+"""Fraction of the promised time between two tokens that steps are planned to take: some take longer than predicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,14 @@ class StepTarget:
     def most_s(self, cost: StepCost) -> float:
         """Returns the longest step for prompts that will not be late."""
         longest_s = self.given_s or self.usual_s or _most_of(cost)
-        return longest_s if self.limit_s is None else min(longest_s, PLANNED_SHARE * self.limit_s)
+        return longest_s if self.limit_s is None else min(longest_s, PLANNED_FRACTION * self.limit_s)
 
     def most_for_late_s(self, cost: StepCost) -> float:
         """Returns the longest step while a prompt would be late: streams need no more than what was promised to
         them."""
         if self.given_s is not None or self.limit_s is None:
             return self.most_s(cost)
-        return PLANNED_SHARE * self.limit_s
+        return PLANNED_FRACTION * self.limit_s
 
 
 def _most_of(cost: StepCost) -> float:

@@ -1,12 +1,12 @@
 """Files and folders that are executed or believed: who may have written them.
 
 Whoever can write to a cache of kernels, weights, tokenizers or pages can change answers, or run code. So what lies in
-one is used only if it belongs to this process's user or to root, and no other user may write to it. The folders above
-it are looked at, too: a user who may rename one of them could put another in its place. A folder that others may write
-to is allowed there if its sticky bit is set, as in /tmp. Then others cannot rename files that are not theirs. The
-volumes of a Kubernetes pod are open to the pod's group (fsGroup), and the folder that a volume is mounted at to all: no
-other user is in the pod. A group that a distribution has made only for this user counts as the user: there the umask is
-002, and new folders have 0775.
+one is used only if it belongs to this process's user or to root. No other user may be able to write to it. The folders
+above it are looked at, too: a user who may rename one of them could put another in its place. A folder that others may
+write to is allowed there if its sticky bit is set, as in /tmp. Then others cannot rename files that are not theirs. The
+volumes of a Kubernetes pod are open to the pod's group (fsGroup), and the folder that a volume is mounted at is open to
+all. That is allowed, because no other user is in the pod. A group that a distribution has made only for this user
+counts as the user: there the umask is 002, and new folders have 0775.
 """
 
 from __future__ import annotations

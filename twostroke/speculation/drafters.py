@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from twostroke.config import DRAFT_MODEL, GRAMMAR_DRAFTER
+from twostroke.config.schedule import DRAFT_MODEL, GRAMMAR_DRAFTER
 from twostroke.speculation.answers import AnswerSuffixes, FinishedAnswers
 from twostroke.speculation.draft import Drafter
 from twostroke.speculation.draft_model import ModelDrafter

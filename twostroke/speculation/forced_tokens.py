@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from twostroke.config import GRAMMAR_DRAFTER
+from twostroke.config.schedule import GRAMMAR_DRAFTER
 from twostroke.speculation.draft import Proposal
 
 ForcedRun = Callable[[int], Sequence[int]]

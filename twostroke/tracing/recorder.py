@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import heapq
-import itertools
 import re
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 
 from twostroke.tracing.context import TraceContext
@@ -91,7 +91,7 @@ class SlowestRequests:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StreamTrace:
     """What a process knows of one stream."""
 
     stream: str
@@ -136,7 +136,7 @@ class Recorder:
             return OpenSpan(name, self.process, TraceContext.begin(request_id, 0.0), None, self._count)
         return self._open(name, stream_of(request_id), parent.child(), parent.span_id)
 
-    def find(self, name: str) -> Kept | None:
+    def find(self, name: str) -> StreamTrace | None:
         """Returns the latest stream that `name` may mean; None where nothing is kept of any.
 
         It may be the stream's name or that of one of its requests, the id of the client's request, or an answer's id.
@@ -144,20 +144,20 @@ class Recorder:
         for meaning in _meanings(name):
             stream = next((stream for stream in reversed(self._kept) if _is_meant(stream, meaning)), None)
             if stream is not None:
-                return Kept(stream, tuple(self._kept[stream]))
+                return StreamTrace(stream, tuple(self._kept[stream]))
         for meaning in _meanings(name):
             slow = self._slowest.find(functools.partial(_is_meant, name=meaning))
             if slow is not None:
-                return Kept(slow[0], tuple(slow[1]))
+                return StreamTrace(slow[0], tuple(slow[1]))
         return None
 
-    def latest(self, most: int) -> list[Kept]:
+    def latest(self, most: int) -> list[StreamTrace]:
         """Returns the streams that came last, the latest first. One without a root span is still open."""
-        return [Kept(stream, tuple(self._kept[stream])) for stream in itertools.islice(reversed(self._kept), most)]
+        return [StreamTrace(stream, tuple(self._kept[stream])) for stream in islice(reversed(self._kept), most)]
 
-    def slowest(self) -> list[Kept]:
+    def slowest(self) -> list[StreamTrace]:
         """Returns the slowest of those that came in here and ended within the last minute, in no order."""
-        return [Kept(stream, tuple(spans)) for stream, spans in self._slowest.of_the_last_minute(time.time())]
+        return [StreamTrace(stream, tuple(spans)) for stream, spans in self._slowest.of_the_last_minute(time.time())]
 
     def has_forgotten(self, name: str) -> bool:
         """Returns whether the spans of this name were here and are forgotten."""

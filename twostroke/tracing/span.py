@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,26 @@ Value = str | int | float | bool
 MOST_CHUNKS = 64
 """Spans of a prompt's chunks. The rest is one span: 64 hold ten thousand tokens in steps of a CPU's size, a quarter
 million on a GPU."""
+
+
+class LateAttributes(Mapping[str, Value]):
+    """Attributes that are made when someone reads them: most spans are forgotten unread."""
+
+    def __init__(self, make: Callable[[], Mapping[str, Value]]) -> None:
+        self._make = make
+
+    @functools.cached_property
+    def _made(self) -> Mapping[str, Value]:
+        return self._make()
+
+    def __getitem__(self, name: str) -> Value:
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +63,18 @@ class Span:
 class OpenSpan:
     """One that has not ended. `end` is to be called once; what is set later is lost."""
 
-    __slots__ = ("_attributes", "_events", "_parent_id", "_process", "_take", "context", "has_ended", "name", "start_s")
+    __slots__ = (
+        "_attributes",
+        "_events",
+        "_late",
+        "_parent_id",
+        "_process",
+        "_take",
+        "context",
+        "has_ended",
+        "name",
+        "start_s",
+    )
 
     def __init__(
         self,
@@ -60,6 +92,7 @@ class OpenSpan:
         self._parent_id = parent_id
         self._take = take
         self._attributes: dict[str, Value] = {}
+        self._late: Callable[[], Mapping[str, Value]] | None = None
         self._events: list[SpanEvent] = []
 
     def begin(self, name: str) -> OpenSpan:
@@ -90,8 +123,17 @@ class OpenSpan:
             if value is not None:
                 self._attributes[name] = value
 
+    def explain(self, make: Callable[[], Mapping[str, Value]]) -> None:
+        """Adds attributes that are made when someone reads the span."""
+        known = self._attributes
+        self._late = lambda: {**known, **make()}
+
     def event(self, name: str, **attributes: Value) -> None:
         self._events.append(SpanEvent(name, time.time(), attributes))
+
+    def late_event(self, name: str, make: Callable[[], Mapping[str, Value]]) -> None:
+        """Adds an event whose attributes are made when someone reads them."""
+        self._events.append(SpanEvent(name, time.time(), LateAttributes(make)))
 
     def end(self, error: str | None = None, at_s: float | None = None) -> None:
         if self.has_ended:
@@ -105,7 +147,7 @@ class OpenSpan:
                 parent_id=self._parent_id,
                 start_s=self.start_s,
                 end_s=max(self.start_s, time.time() if at_s is None else at_s),
-                attributes=self._attributes,
+                attributes=self._attributes if self._late is None else LateAttributes(self._late),
                 events=tuple(self._events),
                 error=error,
             )

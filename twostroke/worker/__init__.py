@@ -8,9 +8,13 @@ engine_state       what is kept over changes of role: model, pages, cached block
 request_validator  refuses other epochs and fingerprints, and new work while draining
 condition          wakes all waiters at each notification
 metrics            the worker's metrics
+branches           the port of branches: what a feature may give a worker
+answers            the port of features that single answers may have
+role_host          a worker and its role, as they see each other
 page_exchange      puts the parts of pulls together, with the page transports
 services/          what a worker answers others    pulls/    pages that it pulls
 supply/            who brings missing blocks       landing/  pages where they arrive
-steps/             engine steps                    tiers/    pages in host memory and on disk
-measured/          costs of steps, rates of links, limits of the machine
+steps/             engine steps                    measured/ costs of steps, rates of links, limits
+
+Branches: adapters/, drafts/, page_forms/, pins/, tiers/
 """

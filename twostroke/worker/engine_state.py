@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Callable, Iterable, Mapping
 
 from twostroke.base.errors import ConfigError, InternalError
 from twostroke.base.ids import BlockHash, Epoch, PageId
 from twostroke.config import WorkerConfig
 from twostroke.engine.backends.built import BuiltEngine
 from twostroke.engine.build import build_runner
-from twostroke.engine.drafts.build import build_draft
-from twostroke.engine.drafts.engine import DraftEngine
 from twostroke.engine.loop import EngineThread
+from twostroke.engine.memory_use import MemoryUse
 from twostroke.kv_cache.events import EventLog
+from twostroke.kv_cache.groups.pool_listener import PoolListener
 from twostroke.kv_cache.memory import Pages
 from twostroke.kv_cache.parts import GroupKind
 from twostroke.kv_cache.pool import BlockPool
@@ -26,8 +27,6 @@ from twostroke.kv_cache.windows.window_group import window_group
 from twostroke.models.catalog.places import locate
 from twostroke.observability.profiler import Profiler
 from twostroke.worker.measured.rates import Rates
-from twostroke.worker.tiers.group_tiers import GroupTiers
-from twostroke.worker.tiers.opening import open_tiers
 
 SWITCH_INTERVAL_S = 0.0005
 """How long the event loop may hold the interpreter while the engine thread waits for it between two operators."""
@@ -40,46 +39,66 @@ class _EpochLog:
         self.log = EventLog(Epoch.begin(0))
 
 
-class _GroupListener:
-    """Passes changes of the blocks of a group to the epoch's event log and the tiers, and new writers to the memory."""
+class LoadedBranch:
+    """What a branch keeps as long as the process lives. It does nothing but what it overrides."""
 
-    def __init__(self, group: GroupKind, epoch: _EpochLog, memory: Pages, tiers: GroupTiers) -> None:
+    memory_use: tuple[MemoryUse, ...] = ()
+
+    def listener(self, group: GroupKind) -> PoolListener | None:
+        """Returns what is told of the blocks of a page group."""
+        return None
+
+    def begin_epoch(self, log: EventLog) -> None:
+        """Announces what it holds in a new epoch's log."""
+
+    async def close(self, engine: EngineThread | None) -> None:
+        """Frees what it has. The engine has no step. None: it was never started."""
+
+
+Loaders = Mapping[type, Callable[[WorkerConfig, BuiltEngine], LoadedBranch | None]]
+"""What loads each branch of a table; each is called on a thread and may raise ConfigError."""
+
+
+class _GroupListener:
+    """Passes changes of the blocks of a group to the epoch's event log and to branches. Tells the memory of writers."""
+
+    def __init__(self, group: GroupKind, epoch: _EpochLog, memory: Pages, loaded: Iterable[LoadedBranch]) -> None:
         self._group = group
         self._epoch = epoch
         self._memory = memory
-        self._own = tiers.groups[group]
-        self._tiers = tiers
+        self._others = [listener for each in loaded if (listener := each.listener(group)) is not None]
 
     def stored(self, name: BlockHash) -> None:
         self._epoch.log.stored(name, group=self._group)
-        self._own.saw(name)
+        for other in self._others:
+            other.stored(name)
 
     def removed(self, name: BlockHash) -> None:
         self._epoch.log.removed(name, group=self._group)
+        for other in self._others:
+            other.removed(name)
 
     def evicting(self, page: PageId, name: BlockHash, parent: BlockHash) -> None:
-        self._own.evicting(page, name, parent)
+        for other in self._others:
+            other.evicting(page, name, parent)
 
     def forgotten(self, name: BlockHash) -> None:
-        for tiers in self._tiers.groups:
-            tiers.forgotten(name)
+        for other in self._others:
+            other.forgotten(name)
 
     def new_writer(self, page: PageId) -> None:
         self._memory.begin_new_generation(page)
 
 
 class EngineState:
-    def __init__(
-        self, built: BuiltEngine, profiler: Profiler, tiers: GroupTiers, draft: DraftEngine | None = None
-    ) -> None:
+    def __init__(self, built: BuiltEngine, profiler: Profiler, loaded: Mapping[type, LoadedBranch]) -> None:
         self.facts = built.model
         self.memory = built.memory
         self.determinism = built.determinism
         self.kernels = built.kernels
-        self.draft = draft
-        """The draft model, if any."""
-        self.draft_rates = Rates()
-        self.memory_use = (*built.memory_use, *(() if draft is None else draft.memory_use))
+        self.loaded = loaded
+        """What branches have loaded, by their classes."""
+        self.memory_use = (*built.memory_use, *(use for each in loaded.values() for use in each.memory_use))
         self.expert_load = built.expert_load
         self.lost = built.lost
         self.engine = EngineThread(built.runner, profiler)
@@ -87,31 +106,33 @@ class EngineState:
         self.adapters = built.adapters
         self.rates = Rates()
         self.is_calibrated = False
-        self.tiers = tiers
         self._epoch = _EpochLog()
         listeners = [
-            _GroupListener(GroupKind(index), self._epoch, built.memory, tiers) for index in range(len(tiers.groups))
+            _GroupListener(GroupKind(index), self._epoch, built.memory, loaded.values())
+            for index in range(len(built.model.windows) + 1)
         ]
         shape, (first, *others) = built.model.window_shape, listeners
         further = [] if shape is None else [window_group(shape, *others)]
         self.pool = BlockPool(built.model.pages, first, *further)
 
     @classmethod
-    async def load(cls, config: WorkerConfig) -> EngineState:
-        """Loads the model on a thread, because that takes seconds."""
+    async def load(cls, config: WorkerConfig, loaders: Loaders) -> EngineState:
+        """Loads the model, and what branches need, on threads, because that takes seconds."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         profiler = Profiler()
         built = await asyncio.to_thread(_build, config, profiler)
-        draft: DraftEngine | None = None
+        loaded: dict[type, LoadedBranch] = {}
         try:
-            draft = await asyncio.to_thread(build_draft, config, built)
-            tiers = await asyncio.to_thread(open_tiers, config, built.model, built.memory)
+            for kind, load in loaders.items():
+                branch = await asyncio.to_thread(load, config, built)
+                if branch is not None:
+                    loaded[kind] = branch
+            return cls(built, profiler, loaded)
         except BaseException:
-            if draft is not None:
-                await asyncio.to_thread(draft.close)
+            for branch in loaded.values():
+                await branch.close(None)
             await asyncio.to_thread(built.close)
             raise
-        return cls(built, profiler, tiers, draft)
 
     def begin_epoch(self, epoch: Epoch) -> EventLog:
         """Returns the event log of a new epoch; it begins with the cached blocks of all tiers, and without pins.
@@ -127,7 +148,8 @@ class EngineState:
         for number, group in enumerate(pool.groups):
             for block_hash in group.unheld_blocks():
                 log.stored(block_hash, group=GroupKind(number))
-        self.tiers.begin_epoch(log)
+        for each in self.loaded.values():
+            each.begin_epoch(log)
         if log.has_changes:
             log.publish(time.time())
         return log
@@ -136,10 +158,9 @@ class EngineState:
         """Closes engine and memory, unless the engine is lost: its step may still write until the process ends."""
         if self.engine.is_lost:
             return
-        if self.draft is not None:
-            await self.engine.between_steps(self.draft.close)
+        for each in self.loaded.values():
+            await each.close(self.engine)
         await asyncio.to_thread(self.engine.close)
-        await self.tiers.close()
         self.memory.close()
 
 

@@ -12,25 +12,22 @@ from dataclasses import dataclass
 
 from twostroke import __version__
 from twostroke.base.errors import EngineLost
-from twostroke.base.ids import BlockHash, Epoch, SessionId
+from twostroke.base.ids import Epoch, SessionId
 from twostroke.config import WorkerConfig
 from twostroke.kv_cache.groups.group_pool import GroupPool
 from twostroke.kv_cache.groups.page_state import PageState
-from twostroke.kv_cache.tier import Tier
 from twostroke.observability.telemetry import MetricsServer
 from twostroke.request import AdapterRef
 from twostroke.rpc.clock import machine_name
-from twostroke.rpc.events import tier_to_message
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2
-from twostroke.scheduler.constraints.adapted import Adapted, with_adapter
+from twostroke.scheduler.cost import Queued
 from twostroke.scheduler.sequence import Constraint
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.tracing.setup import recorder_of
 from twostroke.transfer.base import Identity
-from twostroke.worker.adapters.cache import AdapterCache
-from twostroke.worker.adapters.metrics import AdapterMetrics
+from twostroke.worker.branches import Branches, BranchTable
 from twostroke.worker.engine_state import EngineState
 from twostroke.worker.event_feed import EventFeed
 from twostroke.worker.metrics import WorkerMetrics
@@ -38,10 +35,6 @@ from twostroke.worker.page_exchange import PageExchange
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.steps.engine_steps import EngineSteps
 from twostroke.worker.supply.supplier import Supplier
-from twostroke.worker.tiers.copies.eviction_copies import EvictionCopies
-from twostroke.worker.tiers.loads.prefetch import Prefetch
-from twostroke.worker.tiers.loads.tier_loads import TierLoads
-from twostroke.worker.tiers.metrics import TierUse
 
 log = logging.getLogger(__name__)
 
@@ -68,9 +61,9 @@ class ReadyInfo:
 class WorkerHost:
     """Owns transports and servers of one epoch of a worker. Call `open` before use and `close` at the end."""
 
-    def __init__(self, config: WorkerConfig, epoch: Epoch, engine_state: EngineState) -> None:
+    def __init__(self, config: WorkerConfig, epoch: Epoch, engine_state: EngineState, table: BranchTable) -> None:
         facts = engine_state.facts
-        self._engine_state = engine_state
+        self.engine_state = engine_state
         self.config = config
         self.us = Membership.of(config.cluster_token, config.cluster_tls)
         self.epoch = epoch
@@ -79,7 +72,6 @@ class WorkerHost:
         self.memory = engine_state.memory
         self.pool = engine_state.pool
         self.engine = engine_state.engine
-        self.group_tiers, self.tiers = engine_state.tiers, engine_state.tiers.full
         self.metrics = _metrics_of(config, engine_state, self.us)
         self.feed = EventFeed(engine_state.begin_epoch(epoch), config.patience.heartbeat_s)
         self.recorder = recorder_of(config.worker_id, config.role.value, config.tracing, self.metrics.registry)
@@ -87,12 +79,9 @@ class WorkerHost:
             config.worker_id, epoch, facts.fingerprint, self.metrics, kv_form=str(facts.kv_form)
         )
         self._sessions = itertools.count(1)
-        self.eviction_copies = EvictionCopies(self.tiers, self.pool, self.memory, self._wake, self._loaded_depth)
-        self.adapters = self._adapter_cache()
-        self.steps = EngineSteps(config, engine_state, self.metrics, self.eviction_copies)
+        self.branches = Branches.of(table, self)
+        self.steps = EngineSteps(config, engine_state, self.metrics, self.branches)
         self.scheduler, self.loop, self.progress = self.steps.scheduler, self.steps.loop, self.steps.progress
-        self.loads = self._tier_loads()
-        self.prefetch = self._prefetch()
         self.exchange = PageExchange.of(
             config, engine_state, us=self.us, validator=self.validator, metrics=self.metrics, wake=self.loop.wake
         )
@@ -110,74 +99,41 @@ class WorkerHost:
         compute.
         """
         identity = Identity(self.config.worker_id, self.epoch, self.facts.page_identity, self.config.cluster_token)
-        await self.exchange.open(identity, self._engine_state)
+        await self.exchange.open(identity, self.engine_state)
         await self.steps.prepare()
 
     async def close(self) -> None:
         """Closes everything, servers first."""
         await self.rpc.stop(grace_s=0.5)
-        self.steps.close()
-        self.prefetch.stop()
-        self.loads.running.stop()
-        self.eviction_copies.stop()
-        await self.adapters.close()
-        await self.group_tiers.wait_idle()
+        for branch in self.branches.each:
+            branch.stop()
+            await branch.close()
         await self.exchange.close()
         await self.engine.wait_idle()
         await asyncio.to_thread(self._metrics_server.close)
         await asyncio.to_thread(self.recorder.close)
 
     def constraints_of(self, adapter: AdapterRef | None) -> tuple[Constraint, ...]:
-        """Returns the constraints of a sequence with this adapter, if any."""
-        return () if adapter is None else (Adapted(adapter, self.adapters),)
+        """Returns the constraints of a sequence with this adapter, if any. Raises UnsupportedFeature."""
+        return self.branches.constraints_of(adapter)
 
     def suppliers_here(self, sequence: KnownSequence) -> Sequence[Supplier]:
-        """Returns the lower tiers of this worker as suppliers of an admitted sequence."""
-        return (self.loads.for_sequences.supplier_of(sequence),)
+        """Returns the suppliers of this worker itself, which are asked before other workers."""
+        return self.branches.suppliers_of(sequence)
 
-    def _adapter_cache(self) -> AdapterCache:
-        return AdapterCache(
-            self._engine_state.adapters,
-            self.engine,
-            self.config.adapters,
-            AdapterMetrics(self.config.role.value, self.metrics.registry),
-            is_awaited=lambda digest: bool(with_adapter(self.scheduler.waiting_sequences, digest)),
-            wake=self._wake,
-        )
+    def compute_s(self, queued: Queued) -> float:
+        """Returns the time of computing prompts here beside the current streams."""
+        return self.steps.compute_s(queued)
 
-    def _tier_loads(self) -> TierLoads:
-        return TierLoads(
-            self.tiers,
-            self.pool,
-            self.facts.block_size,
-            window_tiers=self.group_tiers.windows,
-            new_session=self.new_session,
-            compute_s=self.steps.compute_s,
-            wake=self.loop.wake,
-        )
-
-    def _prefetch(self) -> Prefetch:
-        return Prefetch(
-            self.tiers,
-            self.pool,
-            self.loads,
-            self.facts.block_size,
-            compute_s=self.steps.compute_s,
-            wake=self.loop.wake,
-        )
+    def wake(self) -> None:
+        """Wakes the work loop."""
+        self.loop.wake()
 
     def _watch(self) -> None:
         """Reports all parts at every scrape."""
-        self.group_tiers.report_to(self.metrics.of_tiers())
         self.metrics.watch(self.pool, self.scheduler, self.feed.log)
         exchange = self.exchange
         self.metrics.watch_pages(exchange.digests, exchange.transports, exchange.converted, exchange.converting)
-
-    def _wake(self) -> None:
-        self.loop.wake()
-
-    def _loaded_depth(self, hashes: Sequence[BlockHash]) -> int:
-        return self.loads.for_sequences.depth(hashes)
 
     def new_session(self) -> SessionId:
         return SessionId(next(self._sessions))
@@ -227,13 +183,13 @@ class WorkerHost:
                 control_pb2.MemoryUse(
                     part=use.part, billed_bytes=use.billed_bytes, measured_bytes=use.measured_bytes or 0
                 )
-                for use in self._engine_state.memory_use
+                for use in self.engine_state.memory_use
             ],
             kv_form=str(self.facts.kv_form),
         )
 
     def _kernels_info(self) -> control_pb2.KernelsInfo | None:
-        kernels = self._engine_state.kernels
+        kernels = self.engine_state.kernels
         return None if kernels is None else control_pb2.KernelsInfo(**dataclasses.asdict(kernels))
 
     def model_info(self) -> control_pb2.ModelInfo:
@@ -249,15 +205,15 @@ class WorkerHost:
             block_size=facts.block_size,
             page_bytes=facts.page_bytes,
             pool_pages=facts.pages,
-            tail_blocks=0 if facts.window_shape is None else facts.window_shape.tail_blocks,
-            further_page_bytes=0 if facts.window_shape is None else facts.windows[0].page_bytes,
+            tail_blocks=sum(group.tail_blocks for group in self.pool.others),
+            further_page_bytes=sum(facts.layout.page_sizes[1:]),
         )
 
     def load_report(self) -> control_pb2.Load:
         rates, cost = self.loop.rates, self.loop.rates.cost
         links = self.pulls.links.known(asyncio.get_running_loop().time())
         queued = self.scheduler.load.queued()
-        return control_pb2.Load(
+        load = control_pb2.Load(
             running=self.scheduler.running,
             waiting=self.scheduler.waiting,
             slots=self.config.schedule.max_num_seqs,
@@ -286,13 +242,13 @@ class WorkerHost:
                 control_pb2.LinkRate(worker_id=peer, latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
                 for peer, link in links.items()
             ],
-            tiers=[_tier_report(tier, use) for tier, use in self.group_tiers.uses().items() if use.is_up],
             conversion_page_s=self.exchange.conversion_page_s,
-            adapters=self.adapters.loaded,
-            adapter_load_s=self.adapters.load_s,
             further=_further_report(self.pool.others),
             stream_step=control_pb2.StreamStep(**dataclasses.asdict(self.loop.stream_steps.each)),
         )
+        for branch in self.branches.each:
+            branch.add_to_load(load)
+        return load
 
 
 def _further_report(groups: Sequence[GroupPool]) -> control_pb2.PageCounts | None:
@@ -300,16 +256,6 @@ def _further_report(groups: Sequence[GroupPool]) -> control_pb2.PageCounts | Non
         return None
     (group,) = groups
     return control_pb2.PageCounts(total=group.total, **{state.value: group.count(state) for state in PageState})
-
-
-def _tier_report(tier: Tier, use: TierUse) -> control_pb2.TierRate:
-    return control_pb2.TierRate(
-        tier=tier_to_message(tier),
-        page_s=use.page_s,
-        blocks=use.blocks,
-        used_bytes=use.used_bytes,
-        capacity_bytes=use.most_bytes,
-    )
 
 
 def _metrics_of(config: WorkerConfig, engine_state: EngineState, us: Membership) -> WorkerMetrics:

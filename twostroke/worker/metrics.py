@@ -26,7 +26,6 @@ from twostroke.transfer.base import PageTransport
 from twostroke.worker.landing.converted_pages import ConvertedPages
 from twostroke.worker.landing.digests import PageDigests
 from twostroke.worker.landing.landing import ConvertingLanding
-from twostroke.worker.tiers.metrics import TierMetrics
 
 PULL_TROUBLES = (PeerLost, TransferFailed, StaleEpoch, Overloaded)
 """Error kinds that are exported from 0 on, so that their first occurrence has a rate."""
@@ -119,10 +118,6 @@ class WorkerMetrics:
             numbers = str(kernels.threads), str(kernels.ranks)
             gauge.labels(self._role, kernels.variant, kernels.reason, *numbers).set(1)
 
-    def of_tiers(self) -> TierMetrics:
-        """Returns the metrics of the lower tiers; called once."""
-        return TierMetrics(self.registry, self._role)
-
     def takes(self, memory: Iterable[MemoryUse]) -> None:
         """Reports what memory was predicted to be, and what the system says."""
         billed, measured = (
@@ -141,10 +136,6 @@ class WorkerMetrics:
         """Reports at every scrape how much each expert had to do; nothing for a model without experts."""
         if load is not None:
             self.registry.register(_ExpertLoads(self._role, load))
-
-    def watch_draft_pages(self, pages: int, free: Callable[[], int]) -> None:
-        """Reports at every scrape how many of a draft model's pages are in use."""
-        self.registry.register(_DraftPages(self._role, pages, free))
 
     def watch_pages(
         self,
@@ -168,8 +159,8 @@ class WorkerMetrics:
             self._queries.inc(len(sequence.known))
             self._hits.inc(sequence.hit_blocks * self._block_size)
 
-    def stepped(self, step: Step, seconds: float, prompt_share: float) -> None:
-        self._prefill_busy.inc(seconds * prompt_share)
+    def stepped(self, step: Step, seconds: float, prompt_fraction: float) -> None:
+        self._prefill_busy.inc(seconds * prompt_fraction)
         kind = "prefill" if step.batch.has_prompts else "decode"
         self._steps.labels(self._role, kind).observe(seconds)
         self._computed.inc(len(step.batch.tokens))
@@ -225,34 +216,18 @@ class _Gauges(Collector):
             pages.add_metric((self._role, state.value), self._pool.count(state))
         yield pages
         for group in self._pool.others:
-            parts = GaugeMetricFamily(
-                "twostroke_window_pages",
-                "Slots of window parts by state, where layers with a window keep their parts of blocks apart.",
+            further = GaugeMetricFamily(
+                "twostroke_further_pages",
+                "Pages by state of layers that keep the last blocks only, where these lie apart.",
                 labels=("role", "state"),
             )
             for state in PageState:
-                parts.add_metric((self._role, state.value), group.count(state))
-            yield parts
+                further.add_metric((self._role, state.value), group.count(state))
+            yield further
         for name, text, value in self._values:
             gauge = GaugeMetricFamily(f"twostroke_{name}", text, labels=("role",))
             gauge.add_metric((self._role,), value())
             yield gauge
-
-
-class _DraftPages(Collector):
-    def __init__(self, role: str, pages: int, free: Callable[[], int]) -> None:
-        self._role = role
-        self._pages = pages
-        self._free = free
-
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        free = self._free()
-        pages = GaugeMetricFamily(
-            "twostroke_draft_pages", "Pages of the draft model by state.", labels=("role", "state")
-        )
-        for state, count in ((PageState.FREE, free), (PageState.ACTIVE, self._pages - free)):
-            pages.add_metric((self._role, state.value), count)
-        yield pages
 
 
 class _ExpertLoads(Collector):

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 from twostroke.base import collector
 from twostroke.base.errors import EngineLost, ServeError
@@ -24,7 +25,7 @@ DRAIN_S = 30.0
 """How long SIGTERM waits for open requests; a second signal does not wait."""
 
 
-def main(worker_class: type[BaseWorker]) -> int:
+def main(worker_class: Callable[[WorkerConfig], BaseWorker]) -> int:
     """Reads a WorkerConfig as JSON from stdin (it holds secrets), serves, and prints ReadyInfo as JSON once ready."""
     try:
         config = WorkerConfig.from_json(sys.stdin.read())

@@ -6,15 +6,18 @@ import asyncio
 from collections.abc import Sequence as ListOf
 from typing import Protocol
 
+from twostroke.base.errors import EngineLost
 from twostroke.base.ids import SessionId
 from twostroke.config import WorkerConfig
 from twostroke.engine.backends.facts import LoadedModel
 from twostroke.engine.determinism import Determinism
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import AdapterRef
+from twostroke.scheduler.batching import Step
 from twostroke.scheduler.cost import Budget
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Constraint, Sequence
+from twostroke.scheduler.values import AdmittedSequence, Emission
 from twostroke.tracing.recorder import Recorder
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.supply.pull_spec import OpenPull
@@ -56,6 +59,29 @@ def first_token_due_s(host: RoleHost) -> float | None:
     """Returns when the first token of a request that arrives now is due, if the cluster promises a time."""
     promised_s = host.config.slo_ttft_s
     return None if promised_s is None else asyncio.get_running_loop().time() + promised_s
+
+
+class RoleHandlers(Protocol):
+    """The role's handlers for events of the scheduler."""
+
+    def admitted(self, admission: AdmittedSequence) -> None:
+        """Called with a sequence that got its pages, before any of its missing blocks is computed."""
+
+    def planning(self) -> None:
+        """Called before each step is chosen: the moment to change what is computed here."""
+
+    def preempted(self, sequence: Sequence) -> None: ...
+
+    def computed(self, step: Step, seconds: float) -> None:
+        """Called after a step that computed prompt tokens."""
+
+    def emitted(self, emissions: list[Emission]) -> None: ...
+
+    def failed(self, sequences: list[Sequence], error: Exception) -> None:
+        """Called with sequences that were ended because they fail by themselves."""
+
+    def lost(self, error: EngineLost) -> None:
+        """Called when the engine is lost, and with it all open work."""
 
 
 class RoleHost(Protocol):

@@ -11,23 +11,20 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import ClassVar
 
-from twostroke.base.errors import EngineLost, PeerLost, ServeError
+from twostroke.base.errors import EngineLost, PeerLost
 from twostroke.base.fault_points import Point, reach
 from twostroke.base.ids import Epoch
 from twostroke.config import WorkerConfig
-from twostroke.rpc.v1 import adapters_pb2_grpc, control_pb2, control_pb2_grpc, pins_pb2_grpc, worker_pb2_grpc
-from twostroke.scheduler.constraints.adapted import with_adapter
-from twostroke.worker.adapters.service import WorkerAdaptersService
+from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, worker_pb2_grpc
+from twostroke.worker.branches import BranchTable
 from twostroke.worker.engine_state import EngineState
 from twostroke.worker.host import ReadyInfo, WorkerHost
-from twostroke.worker.pins.handlers import HandlersWithPins
-from twostroke.worker.pins.keeper import PinKeeper
-from twostroke.worker.pins.service import PinsService
+from twostroke.worker.role_host import RoleHandlers
 from twostroke.worker.services.cache_handoff import hand_off_cache
 from twostroke.worker.services.control import WorkerControlService
 from twostroke.worker.services.pages_service import PageJobs, PagesService
-from twostroke.worker.steps.work_loop import RoleHandlers
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +36,7 @@ class RoleServices(RoleHandlers, PageJobs, abc.ABC):
     """A role handles events of the work loop, serves pulls, and has rpc services of its own."""
 
     @abc.abstractmethod
-    def register(self, host: WorkerHost, pins: PinKeeper) -> None:
+    def register(self, host: WorkerHost) -> None:
         """Adds the role's own services to the host's rpc server."""
 
     @property
@@ -53,16 +50,21 @@ class RoleServices(RoleHandlers, PageJobs, abc.ABC):
 
 
 class BaseWorker(abc.ABC):
-    def __init__(self, config: WorkerConfig, engine_state: EngineState | None = None) -> None:
-        """`engine_state` comes from an earlier epoch in this process."""
+    BRANCHES: ClassVar[BranchTable]
+    """The table of the role."""
+
+    def __init__(
+        self, config: WorkerConfig, engine_state: EngineState | None = None, branches: BranchTable | None = None
+    ) -> None:
+        """`engine_state` comes from an earlier epoch in this process. `branches` stands for the table of the role."""
         self._config = config
+        self._table = self.BRANCHES if branches is None else branches
         self.engine_state = engine_state
         """The engine state. None until it is loaded. A worker that can switch roles keeps it for the next epoch."""
         self._ready: asyncio.Future[ReadyInfo] | None = None
         self._host: WorkerHost | None = None
         self._pages: PagesService | None = None
         self._role: RoleServices | None = None
-        self._pins: PinKeeper | None = None
         self._stop = asyncio.Event()
 
     @abc.abstractmethod
@@ -77,9 +79,12 @@ class BaseWorker(abc.ABC):
         """
         ready = self._ready_future()
         try:
-            engine_state = self.engine_state = self.engine_state or await EngineState.load(self._config)
+            engine_state = self.engine_state = self.engine_state or await EngineState.load(
+                self._config, {branch: branch.load for branch in self._table}
+            )
             try:
-                host = WorkerHost(self._config, Epoch.begin(incarnation or self._config.incarnation), engine_state)
+                epoch = Epoch.begin(incarnation or self._config.incarnation)
+                host = WorkerHost(self._config, epoch, engine_state, self._table)
                 try:
                     await self._serve(host, ready)
                 finally:
@@ -111,8 +116,8 @@ class BaseWorker(abc.ABC):
         reach(Point.WORKER_DRAINING)
         until_s = asyncio.get_running_loop().time() + deadline_s
         self._host.validator.is_draining = True
-        if self._pins is not None:
-            self._pins.stop_building()
+        for branch in self._host.branches.each:
+            branch.draining()
         await self._host.rpc.set_serving(False)
         self._host.feed.publish()
         log.info("draining deadline_s=%.1f successors=%d", deadline_s, len(successors))
@@ -144,22 +149,18 @@ class BaseWorker(abc.ABC):
         await host.open()
         async with asyncio.TaskGroup() as tasks:
             role = self.mount(host, tasks)
-            pins = PinKeeper(host, tasks)
-            self._host, self._role, self._pins = host, role, pins
-            self._pages = self._mount_services(host, role, pins, tasks)
+            self._host, self._role = host, role
+            self._pages = self._mount_services(host, role, tasks)
             await host.rpc.start()
-            handlers = HandlersWithPins(role, pins)
-            work = partial(host.loop.run, handlers, host.prefetch)
-            load = partial(host.adapters.run, _without_adapter(host, handlers))
+            handlers = host.branches.handlers(role)
             running = [
-                tasks.create_task(self._until_lost(host, role, work)),
-                tasks.create_task(self._until_lost(host, role, load)),
+                tasks.create_task(self._until_lost(host, role, partial(host.loop.run, handlers, host.branches))),
                 tasks.create_task(self._watch_engine(host, role)),
-                tasks.create_task(pins.watch()),
                 tasks.create_task(host.feed.beat()),
                 tasks.create_task(_publish_progress(host)),
-                *(tasks.create_task(each) for each in host.group_tiers.adopting(host.feed.publish_changes)),
             ]
+            for branch in host.branches.each:
+                running += [tasks.create_task(self._until_lost(host, role, work)) for work in branch.watching(handlers)]
             await host.rpc.set_serving(True)
             info = host.ready_info(os.getpid())
             log.info("serving address=%s epoch=%s pages=%d", info.address, info.epoch, host.pool.total)
@@ -172,15 +173,16 @@ class BaseWorker(abc.ABC):
             finally:
                 for task in running:
                     task.cancel()
-                pins.stop_building()
+                for branch in host.branches.each:
+                    branch.draining()
                 role.close()
                 host.pulls.stop()
-                host.prefetch.stop()
-                host.loads.running.stop()
+                for branch in host.branches.each:
+                    branch.stop()
         if host.validator.lost is not None:
             raise host.validator.lost
 
-    async def _until_lost(self, host: WorkerHost, role: RoleServices, use: Callable[[], Awaitable[None]]) -> None:
+    async def _until_lost(self, host: WorkerHost, role: RoleServices, use: Callable[[], Awaitable[object]]) -> None:
         """Uses the engine. If it is lost meanwhile, the epoch ends, and open requests continue on other workers."""
         try:
             await use()
@@ -202,35 +204,16 @@ class BaseWorker(abc.ABC):
         role.lost(error)
         self._stop.set()
 
-    def _mount_services(
-        self, host: WorkerHost, role: RoleServices, pins: PinKeeper, tasks: asyncio.TaskGroup
-    ) -> PagesService:
+    def _mount_services(self, host: WorkerHost, role: RoleServices, tasks: asyncio.TaskGroup) -> PagesService:
         pages = PagesService(host, role, tasks)
         worker_pb2_grpc.add_PagesServicer_to_server(pages, host.rpc.server)
         control_pb2_grpc.add_ControlServicer_to_server(WorkerControlService(host, self.drain), host.rpc.server)
         host.rpc.offer("twostroke.v1.Pages")
         host.rpc.offer("twostroke.v1.Control", waits_for_ready=False)
-        pins_pb2_grpc.add_PinsServicer_to_server(PinsService(host, pins), host.rpc.server)
-        host.rpc.offer("twostroke.v1.Pins")
-        service = WorkerAdaptersService(host.adapters)
-        adapters_pb2_grpc.add_WorkerAdaptersServicer_to_server(service, host.rpc.server)
-        host.rpc.offer("twostroke.v1.WorkerAdapters")
-        role.register(host, pins)
+        for branch in host.branches.each:
+            branch.serve(host.rpc, tasks)
+        role.register(host)
         return pages
-
-
-def _without_adapter(host: WorkerHost, handlers: RoleHandlers) -> Callable[[bytes, ServeError], None]:
-    """Returns what ends the sequences that wait for an adapter that cannot be loaded."""
-
-    def end(digest: bytes, error: ServeError) -> None:
-        sequences = with_adapter(host.scheduler.waiting_sequences, digest)
-        for sequence in sequences:
-            host.scheduler.end(sequence)
-        handlers.failed(sequences, error)
-        host.progress.notify()
-        host.loop.wake()
-
-    return end
 
 
 async def _close(host: WorkerHost) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import Message
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from cluster.clients import admin_access
 from cluster.clients.admin_access import AdminAccess
+from cluster.terminal.shown import print_table, table, values_of, word_of
 from twostroke.base.client_text import on_one_line
 from twostroke.base.errors import ConfigError
 from twostroke.config.cache import memory_bytes
@@ -27,16 +24,8 @@ from twostroke.rpc.v1 import inference_pb2, pins_pb2, pins_pb2_grpc
 ANSWER_S = 20.0
 """Seconds for a router, which tokenizes the prefix and asks the supervisor."""
 LOOK_S = 0.2
-PIPE_COLUMNS = 200
 MOST_BYTES = 900 << 10
 """Bytes of a prefix: the admin port takes a megabyte in all."""
-
-STATES = {
-    pins_pb2.PIN_STATE_READY: "ready",
-    pins_pb2.PIN_STATE_COMPUTING: "computing",
-    pins_pb2.PIN_STATE_FAILED: "failed",
-    pins_pb2.PIN_STATE_AWAY: "away",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,16 +79,16 @@ def run(args: argparse.Namespace) -> int:
 def _add(args: argparse.Namespace) -> int:
     request, wait_s = _request(args), _duration("--wait", args.wait)
     access = admin_access.access_from(args)
-    added = _call(access, "Add", request, pins_pb2.AddPinResponse)
+    added = _call(access, "Add", request)
     until_s = time.monotonic() + wait_s
     held: Sequence[pins_pb2.HeldPin] = added.held
     while any(map(_may_be_ready_soon, held)) and time.monotonic() < until_s:
         time.sleep(LOOK_S)
-        listed = _call(access, "List", pins_pb2.ListPinsRequest(), pins_pb2.ListPinsResponse)
+        listed = _call(access, "List", pins_pb2.ListPinsRequest())
         held = [each for each in listed.held if each.pin_id == added.pin_id]
     if args.json:
         counts = {"tokens": added.tokens, "pinned": added.pinned_tokens, "public": added.public_tokens}
-        print(json.dumps({"pin_id": added.pin_id, **counts, "held": list(map(_values, held))}))
+        print(json.dumps({"pin_id": added.pin_id, **counts, "held": list(map(values_of, held))}))
     else:
         print(_said(added, args.tenant))
         _print_held(held)
@@ -116,14 +105,9 @@ def _may_be_ready_soon(held: pins_pb2.HeldPin) -> bool:
 
 def _list(args: argparse.Namespace) -> int:
     request = pins_pb2.ListPinsRequest(hints=args.hints)
-    listed = _call(admin_access.access_from(args), "List", request, pins_pb2.ListPinsResponse)
+    listed = _call(admin_access.access_from(args), "List", request)
     if args.json:
-        uses = [
-            {"worker_id": use.worker_id, "pages_total": use.pages_total, "pages_pinned": use.pages_pinned,
-             "most_pages": use.most_pages, "page_bytes": use.page_bytes, "hints": use.hints}
-            for use in listed.uses
-        ]  # fmt: skip
-        print(json.dumps({"pins": list(map(_values, listed.held)), "workers": uses}))
+        print(json.dumps({"pins": list(map(values_of, listed.held)), "workers": list(map(values_of, listed.uses))}))
         return 0
     _print_held(listed.held)
     for use in listed.uses:
@@ -143,7 +127,7 @@ def _remove(args: argparse.Namespace) -> int:
         raise ConfigError("the ID or the --owner is empty", field="id")
     _check_text({"ID": args.id, "--owner": args.owner})
     request = pins_pb2.RemovePinRequest(pin_id=args.id or "", owner=args.owner or "")
-    removed = _call(admin_access.access_from(args), "Remove", request, pins_pb2.RemovePinResponse).removed
+    removed = _call(admin_access.access_from(args), "Remove", request).removed
     print(json.dumps({"removed": removed}) if args.json else f"{removed} pin{'s' * (removed != 1)} removed")
     return 0
 
@@ -247,8 +231,8 @@ def _bytes(said: str) -> int:
     return size
 
 
-def _call(access: AdminAccess, method: str, request: Message, kind: type[Any]) -> Any:
-    return admin_access.first_answer(access, pins_pb2_grpc.PinAdminStub, method, request, kind, ANSWER_S)
+def _call(access: AdminAccess, method: str, request: Message) -> Any:
+    return admin_access.first_answer(access, pins_pb2_grpc.PinAdminStub, method, request, ANSWER_S)
 
 
 # Output
@@ -265,12 +249,9 @@ def _said(added: pins_pb2.AddPinResponse, tenant: str) -> str:
 
 
 def _print_held(held: Iterable[pins_pb2.HeldPin]) -> None:
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("pin", "owner", "tenant", "worker", "state"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("blocks", "bytes", "hits", "saved", "expires"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("begins", overflow="fold")
+    numbers = ("blocks", "bytes", "hits", "saved", "expires")
+    headings = ("pin", "owner", "tenant", "worker", "state", *numbers, "begins")
+    pins = table(*headings, numbers=numbers, folded=("begins",))
     now_s = time.time()
     for each in sorted(held, key=lambda each: (each.is_hint, each.owner, each.pin_id, each.worker_id)):
         ends = f"in {duration_text(each.expires_s - now_s)}" if each.HasField("expires_s") else "never"
@@ -278,29 +259,10 @@ def _print_held(held: Iterable[pins_pb2.HeldPin]) -> None:
         blocks = f"{each.ready_blocks}/{each.blocks}"
         counts = (blocks, _size(each.bytes), str(each.hits), f"{each.saved_s:.2f} s", ends)
         begins = on_one_line(each.problem or each.text.replace("\n", " "))
-        table.add_row(each.pin_id, owner, each.tenant or "-", each.worker_id, STATES[each.state], *counts, begins)
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
-    console.print(table if table.row_count else "no pins")
+        state = word_of(pins_pb2.PinState.DESCRIPTOR, each.state)
+        pins.add_row(each.pin_id, owner, each.tenant or "-", each.worker_id, state, *counts, begins)
+    print_table(pins, "no pins")
 
 
 def _size(size_bytes: int) -> str:
     return f"{size_bytes:,} B" if size_bytes < 1 << 20 else f"{size_bytes / (1 << 20):.1f} MiB"
-
-
-def _values(each: pins_pb2.HeldPin) -> dict[str, Any]:
-    return {
-        "pin_id": each.pin_id,
-        "owner": each.owner,
-        "tenant": each.tenant,
-        "worker_id": each.worker_id,
-        "state": STATES[each.state],
-        "blocks": each.blocks,
-        "ready_blocks": each.ready_blocks,
-        "bytes": each.bytes,
-        "hits": each.hits,
-        "saved_s": each.saved_s if math.isfinite(each.saved_s) else None,
-        "expires_s": each.expires_s if each.HasField("expires_s") else None,
-        "problem": each.problem,
-        "is_hint": each.is_hint,
-        "text": each.text,
-    }

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 
 import grpc
-from rich.console import Console
 
 from cluster.clients import admin_access
 from cluster.clients.admin_access import AdminAccess, describe
+from cluster.terminal.shown import values_of
 from twostroke.base.errors import NotFound, PeerLost
 from twostroke.rpc.traces import attributes_of
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
@@ -20,7 +19,6 @@ from twostroke.tracing.recorder import MOST_REQUESTS
 
 ANSWER_S = 10.0
 """Seconds for a router, which asks its workers and waits for those that do not answer."""
-PIPE_COLUMNS = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,17 +82,16 @@ def _why_not(name: str, *, is_forgotten: bool) -> str:
 
 
 def _print(name: str, known: control_pb2.GetTraceResponse) -> None:
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     trace = known.spans[0].trace_id if known.spans else "unknown"
-    console.print(f"request {name}, stream {known.stream}, trace {trace}", markup=False)
+    print(f"request {name}, stream {known.stream}, trace {trace}")
     for line in lines_of(known.spans):
-        console.print(_row(line), markup=False)
+        print(_row(line))
     if not any(span.name == ROOT for span in known.spans):
-        console.print("its end is missing: it is still open, or its router is gone", markup=False)
+        print("its end is missing: it is still open, or its router is gone")
     for worker in missing_of(known.spans):
-        console.print(f"the part of {worker} is missing: it still runs, or that epoch of it is over", markup=False)
+        print(f"the part of {worker} is missing: it still runs, or that epoch of it is over")
     if known.silent:
-        console.print(f"did not answer: {', '.join(known.silent)}", markup=False)
+        print(f"did not answer: {', '.join(known.silent)}")
 
 
 def _row(line: WaterfallLine) -> str:
@@ -105,17 +102,9 @@ def _row(line: WaterfallLine) -> str:
 
 def _as_values(span: control_pb2.TraceSpan) -> dict[str, object]:
     return {
-        "name": span.name,
-        "process": span.process,
-        "trace_id": span.trace_id,
+        **values_of(span),
         "span_id": f"{span.span_id:016x}",
         "parent_id": f"{span.parent_id:016x}" if span.parent_id else None,
-        "start_s": span.start_s,
-        "end_s": span.end_s,
         "attributes": attributes_of(span.attributes),
-        "events": [
-            {"name": event.name, "at_s": event.at_s, "attributes": attributes_of(event.attributes)}
-            for event in span.events
-        ],
-        "error": span.error if span.HasField("error") else None,
+        "events": [{**values_of(event), "attributes": attributes_of(event.attributes)} for event in span.events],
     }

@@ -15,10 +15,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import yaml
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
+from cluster.terminal.shown import print_table, table
 from router.auth.api_keys import KeyEntry, KeyFile, draw_key, parse_keys
 from twostroke.base.errors import ConfigError, NotFound
 
@@ -96,12 +94,12 @@ def _list(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps({key_id: _public(entry) for key_id, entry in keys.items()}))
         return
-    table = Table(*_HEADINGS, box=box.SIMPLE_HEAD)
+    listed = table(*_HEADINGS)
     for key_id, entry in keys.items():
         limits = (entry.requests_per_minute, entry.tokens_per_minute, entry.concurrency, entry.max_priority)
         shown = ("-" if limit is None else f"{limit:g}" for limit in limits)
-        table.add_row(key_id, entry.tenant, *shown, entry.expires or "-", _state(entry, now_s))
-    Console(highlight=False).print(table)
+        listed.add_row(key_id, entry.tenant, *shown, entry.expires or "-", _state(entry, now_s))
+    print_table(listed)
 
 
 def _revoke(args: argparse.Namespace) -> None:
@@ -146,12 +144,12 @@ def _write(path: Path, file: KeyFile) -> None:
         key_id: {name: value for name, value in dataclasses.asdict(entry).items() if value not in (None, False)}
         for key_id, entry in file.keys.items()
     }
-    draft = path.with_name(f".{path.name}.draft")
+    unfinished = path.with_name(f".{path.name}.unfinished")
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
     try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as out:
+        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as out:
             yaml.safe_dump({"keys": keys}, out, sort_keys=False)
-        draft.replace(path)
+        unfinished.replace(path)
     except OSError as error:
         raise ConfigError(f"--file {path} cannot be written: {error.strerror}", field="--file") from error
 

@@ -7,18 +7,14 @@ import dataclasses
 import json
 import sys
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from cluster.fetching import fetch_with_progress
+from cluster.terminal.shown import print_table, table
 from twostroke.base.errors import ConfigError
 from twostroke.config import ModelConfig
 from twostroke.models.catalog.places import CachedModel, cache_dir, cached_models, locate
 from twostroke.models.catalog.wheel_models import CATALOG
 
 DEFAULTS = ModelConfig()
-PIPE_COLUMNS = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,9 +59,7 @@ def _list(args: argparse.Namespace) -> None:
 
 
 def _print_cached(models: list[CachedModel]) -> None:
-    table = Table("model", "dtype", box=box.SIMPLE_HEAD)
-    table.add_column("size", justify="right")
-    table.add_column("folder", overflow="fold")
+    cached = table("model", "dtype", "size", "folder", numbers=("size",), folded=("folder",))
     for model in models:
-        table.add_row(model.name, model.dtype, f"{model.size_bytes / 1e6:.1f} MB", model.path)
-    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS).print(table)
+        cached.add_row(model.name, model.dtype, f"{model.size_bytes / 1e6:.1f} MB", model.path)
+    print_table(cached)

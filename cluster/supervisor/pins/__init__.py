@@ -12,5 +12,4 @@ worker that does not answer delays no other worker, and no command but those tha
 service  answers the calls that put, remove and list pins
 wanted   holds the pins that the fleet is to have, and says which worker holds which
 giving   brings workers to what is wanted
-stored   the form in which pins outlive the supervisor
 """

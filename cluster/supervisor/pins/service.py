@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
+from cluster.supervisor.backend import MessageStore
 from cluster.supervisor.pins.giving import PinDelivery
-from cluster.supervisor.pins.stored import PinStore
 from cluster.supervisor.pins.wanted import PinHolder, WantedPins, choose_workers, lies_at
 from twostroke.base.errors import ServeError
 from twostroke.base.fault_points import Point, reach
@@ -31,7 +31,7 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
     def __init__(
         self,
         holders: Callable[[], Sequence[PinHolder]],
-        store: PinStore,
+        store: MessageStore,
         membership: Membership,
         clock: Callable[[], float] = time.time,
     ) -> None:

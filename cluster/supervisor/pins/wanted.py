@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cluster.supervisor.actors import Serving
-from cluster.supervisor.pins import stored
-from cluster.supervisor.pins.stored import PinStore
+from cluster.supervisor.backend import MessageStore
+from cluster.supervisor.stored import StoredMessages
 from twostroke.base.errors import InvalidRequest, NotFound, PinRefused, ServeError
 from twostroke.config import Role
 from twostroke.kv_cache.block import HASH_BYTES
@@ -36,6 +36,14 @@ class PinHolder(NamedTuple):
     """None while it does not serve."""
 
 
+def stored_pins(store: MessageStore) -> StoredMessages[pins_pb2.Pin]:
+    """A pin says which tokens its blocks have, and a worker that holds it computes these blocks. Those of a damaged pin
+    would lie under hashes of other tokens.
+    """
+    remedy = "`twostroke pin add` with the same prefix brings it back"
+    return StoredMessages(store, "pin", pins_pb2.Pin, lambda pin: pin.pin_id, remedy)
+
+
 @dataclass(frozen=True, slots=True)
 class NewPin:
     """A pin that is given to its workers and not stored yet."""
@@ -46,9 +54,9 @@ class NewPin:
 
 
 class WantedPins:
-    def __init__(self, store: PinStore) -> None:
-        self._store = store
-        self._pins = stored.kept(store)
+    def __init__(self, store: MessageStore) -> None:
+        self._stored = stored_pins(store)
+        self._pins = self._stored.kept()
         self._new_pins: dict[str, NewPin] = {}
         """Pins that workers may hold though they are not stored yet, by their ids."""
 
@@ -90,12 +98,12 @@ class WantedPins:
 
     def keep(self, pin: pins_pb2.Pin) -> None:
         """Stores a pin. Raises PeerLost where the store does not answer."""
-        stored.keep(self._store, pin)
+        self._stored.keep(pin)
         self._pins[pin.pin_id] = pin
 
     def forget(self, pin_id: str) -> None:
         """Deletes a pin. Raises PeerLost where the store does not answer; the pin is remembered then."""
-        self._store.set_pin(pin_id, None)
+        self._stored.forget(pin_id)
         del self._pins[pin_id]
 
     def expire(self, now_s: float) -> None:

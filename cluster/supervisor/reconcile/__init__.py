@@ -5,7 +5,7 @@ commands     changes it for operators, and waits until the fleet matches it
 autoscaler   gives the planner what routers report, and sets the desired counts to what it decides
 reconciler   looks at each worker and begins what brings it to its slot
 reloads      changes the weights of all workers
-changes      keeps which workers are changed now
+changes      keeps which workers are changed now          parts  the objects that all of these share
 drains       let a worker finish, hand over its requests and leave, restart, sleep or switch role
 node_watch   drains the workers of Ray nodes that are about to end
 plan         decides which worker is created or started now, and when to look again: pure

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cluster.scaling.capacity import MOST_WORKERS, MeasuredCapacity, RequestDemand
 from cluster.scaling.planner import REMEMBERED, FleetObservation, Planner, ScalingDecision
@@ -126,15 +126,14 @@ class Autoscaler:
     def _seen(self, placed_workers: Iterable[PlacedWorker]) -> FleetObservation:
         ended = tuple(self._ended)
         self._ended.clear()
-        return seen_from(
-            self._loads,
-            self._block_size,
+        seen = FleetObservation(
             at_s=self._clock(),
             arrived=self._arrived,
             ended=ended,
             serving=_serving(placed_workers),
             desired=self._desired.wanted,
         )
+        return with_loads(seen, self._loads, self._block_size)
 
     def _held(self) -> dict[str, int]:
         """Returns the number of blocks that each worker has."""
@@ -143,30 +142,17 @@ class Autoscaler:
         }
 
 
-def seen_from(
-    loads: Mapping[str, tuple[Role, Load]],
-    block_size: int,
-    *,
-    at_s: float,
-    arrived: int,
-    ended: tuple[RequestDemand, ...],
-    serving: WorkerCounts,
-    desired: WorkerCounts,
-) -> FleetObservation:
-    """Returns what the planner is shown. A worker that has not reported yet has no slots."""
+def with_loads(seen: FleetObservation, loads: Mapping[str, tuple[Role, Load]], block_size: int) -> FleetObservation:
+    """Adds what workers report to an observation. A worker that has not reported yet has no slots."""
     decode = [load for role, load in loads.values() if role is Role.DECODE and load.slots]
-    return FleetObservation(
-        at_s=at_s,
-        arrived=arrived,
-        ended=ended,
+    return replace(
+        seen,
         capacity=capacity_from(loads, block_size),
         slots=min((load.slots for load in decode), default=1),
         backlog_s=sum(load.queued_s for role, load in loads.values() if role is Role.PREFILL),
         decode_waiting=sum(load.waiting for load in decode),
         streams=sum(load.running for load in decode),
         stream_tokens=sum(load.pages_active for load in decode) * block_size,
-        serving=serving,
-        desired=desired,
     )
 
 

@@ -10,13 +10,10 @@ import asyncio
 import contextlib
 import logging
 
-from cluster.supervisor.backend import AfterDrain, FleetBackend
-from cluster.supervisor.fleet import SupervisedFleet
-from cluster.supervisor.reconcile.changes import Changes
-from cluster.supervisor.reconcile.desired import DesiredFleet
-from cluster.supervisor.reconcile.drains import DEADLINE_S, SWITCH_S, Drains
+from cluster.supervisor.backend import AfterDrain
+from cluster.supervisor.reconcile.drains import DEADLINE_S, SWITCH_S
+from cluster.supervisor.reconcile.parts import FleetParts
 from cluster.supervisor.reconcile.plan import GONE, WorkerStage
-from cluster.supervisor.reconcile.reloads import Reloads
 from cluster.values.desired_state import Slot
 from twostroke.base.errors import NotFound, PeerLost
 from twostroke.config import Role
@@ -28,21 +25,8 @@ FOUND_WORKER_S = 5.0
 
 
 class Reconciler:
-    def __init__(
-        self,
-        fleet: SupervisedFleet,
-        backend: FleetBackend,
-        desired: DesiredFleet,
-        drains: Drains,
-        changes: Changes,
-        reloads: Reloads,
-    ) -> None:
-        self._fleet = fleet
-        self._backend = backend
-        self._desired = desired
-        self._drains = drains
-        self._changes = changes
-        self._reloads = reloads
+    def __init__(self, parts: FleetParts) -> None:
+        self._parts = parts
         self._sleep_s: dict[str, float] = {}
         """Seconds that requests have on a worker that is to sleep, by worker."""
         self._switches = 0
@@ -58,32 +42,32 @@ class Reconciler:
 
     def look(self, tasks: asyncio.TaskGroup) -> None:
         """Begins every change that can begin now."""
-        self._desired.request_nodes_again()
-        self._reloads.look(tasks)
-        for worker_id, slot in self._desired.state.slots.items():
+        self._parts.desired.request_nodes_again()
+        self._parts.reloads.look(tasks)
+        for worker_id, slot in self._parts.desired.state.slots.items():
             try:
-                stage = self._fleet.stage(worker_id)
+                stage = self._parts.fleet.stage(worker_id)
             except NotFound:
-                self._fleet.add(self._desired.config(worker_id))
+                self._parts.fleet.add(self._parts.desired.config(worker_id))
                 continue
             at_rest = stage in (WorkerStage.SERVING, WorkerStage.ASLEEP)
-            if worker_id not in self._changes.busy and not (at_rest and self._drains.lingers(worker_id)):
+            if worker_id not in self._parts.changes.busy and not (at_rest and self._parts.drains.lingers(worker_id)):
                 self._look_at(worker_id, slot, stage, tasks)
 
     def _look_at(self, worker_id: str, slot: Slot, stage: WorkerStage, tasks: asyncio.TaskGroup) -> None:
         """Begins what brings one worker to its slot, if that can begin now."""
-        serves, begin = stage is WorkerStage.SERVING, self._changes.begin
+        serves, begin = stage is WorkerStage.SERVING, self._parts.changes.begin
         if slot.is_retiring:
             if stage is WorkerStage.ABSENT:  # its process may still be found
-                self._backend.set_after_drain(worker_id, AfterDrain.REMOVE)
+                self._parts.backend.set_after_drain(worker_id, AfterDrain.REMOVE)
             elif not serves or self._can_be_spared(worker_id):
                 begin(worker_id, self._retire(worker_id, tasks), tasks)
         elif slot.is_asleep:
             if serves:
                 begin(worker_id, self._fall_asleep(worker_id, tasks), tasks)
         elif stage is WorkerStage.ASLEEP:
-            self._fleet.enter(worker_id, WorkerStage.IDLE)
-        elif serves and self._desired.shall_switch(worker_id) and self._can_be_spared(worker_id):
+            self._parts.fleet.enter(worker_id, WorkerStage.IDLE)
+        elif serves and self._parts.desired.shall_switch(worker_id) and self._can_be_spared(worker_id):
             begin(worker_id, self._switch(worker_id, tasks), tasks)
 
     def _can_be_spared(self, worker_id: str) -> bool:
@@ -91,38 +75,38 @@ class Reconciler:
 
         Prompts need no prefill workers, but only decode workers generate.
         """
-        if self._fleet.worker(worker_id).role is Role.PREFILL:
+        if self._parts.fleet.worker(worker_id).role is Role.PREFILL:
             return True
-        return self._desired.others_take_requests(worker_id, Role.DECODE, self._changes.busy)
+        return self._parts.desired.others_take_requests(worker_id, Role.DECODE, self._parts.changes.busy)
 
     async def _fall_asleep(self, worker_id: str, tasks: asyncio.TaskGroup) -> None:
         try:
-            await self._drains.put_to_sleep(worker_id, self._sleep_s.get(worker_id, DEADLINE_S), tasks)
+            await self._parts.drains.put_to_sleep(worker_id, self._sleep_s.get(worker_id, DEADLINE_S), tasks)
         except PeerLost as error:
             log.warning("worker does not sleep yet worker=%s error=%s", worker_id, error)
 
     async def _retire(self, worker_id: str, tasks: asyncio.TaskGroup) -> None:
         """Lets a worker leave for good. If somebody asks it back meanwhile, the next pass begins anew."""
-        if self._fleet.stage(worker_id) in (WorkerStage.SERVING, WorkerStage.DRAINING, WorkerStage.DRAINED):
+        if self._parts.fleet.stage(worker_id) in (WorkerStage.SERVING, WorkerStage.DRAINING, WorkerStage.DRAINED):
             try:
-                await self._drains.drain(worker_id, DEADLINE_S, False, tasks)
+                await self._parts.drains.drain(worker_id, DEADLINE_S, False, tasks)
             except PeerLost as error:
                 log.warning("worker does not retire yet worker=%s error=%s", worker_id, error)
                 return
         else:
             await self._end_unserved(worker_id)
-        await self._drains.until_over(worker_id)
-        if self._fleet.stage(worker_id) not in GONE:
+        await self._parts.drains.until_over(worker_id)
+        if self._parts.fleet.stage(worker_id) not in GONE:
             return
-        self._backend.set_after_drain(worker_id, None)
-        self._fleet.forget(worker_id)
-        self._desired.write(self._desired.state.without(worker_id))
+        self._parts.backend.set_after_drain(worker_id, None)
+        self._parts.fleet.forget(worker_id)
+        self._parts.desired.write(self._parts.desired.state.without(worker_id))
         log.info("worker has retired worker=%s", worker_id)
 
     async def _end_unserved(self, worker_id: str) -> None:
         """Ends a worker that does not serve. A process that was found may turn out to serve; then it drains."""
-        fleet = self._fleet
-        self._backend.set_after_drain(worker_id, AfterDrain.REMOVE)
+        fleet = self._parts.fleet
+        self._parts.backend.set_after_drain(worker_id, AfterDrain.REMOVE)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FOUND_WORKER_S):
                 await fleet.until(worker_id, lambda stage: stage not in _BEGINNING)
@@ -136,11 +120,11 @@ class Reconciler:
         self._switches += 1
         started_s = asyncio.get_running_loop().time()
         try:
-            left = await self._drains.switch(worker_id, SWITCH_S, tasks)
+            left = await self._parts.drains.switch(worker_id, SWITCH_S, tasks)
         except PeerLost as error:
             log.warning("worker does not switch yet worker=%s error=%s", worker_id, error)
             return
-        seconds, role = asyncio.get_running_loop().time() - started_s, self._desired.role(worker_id)
+        seconds, role = asyncio.get_running_loop().time() - started_s, self._parts.desired.role(worker_id)
         log.info("switched worker=%s role=%s cut_off=%d seconds=%.2f", worker_id, role, left, seconds)
 
 

@@ -1,7 +1,7 @@
 """Decides, while a fleet changes its weights, which worker is next and when new requests go to the new weights. Pure.
 
-Workers load the new weights one at a time. Until half of the workers of each role have them, requests go to the others;
-then new requests go to the workers with the new weights, and the rest follows. What was begun with the old weights ends
+Workers load the new weights one at a time. Until half of the workers of each role have them, requests go to the others.
+Then new requests go to the workers with the new weights, and the rest follows. What was begun with the old weights ends
 with them, if it ends within the drain's deadline.
 """
 

@@ -127,7 +127,7 @@ function workerRow(first) {
       fill(pages, pageBar(worker.pages, total, `pages of ${worker.worker}`),
         element("div", { class: "small muted" }, `${count(total)} pages${form}`,
           worker.tiers.map((tier) => ` · ${tier.tier} ${bytes(tier.used_bytes)} of ${bytes(tier.capacity_bytes)}`),
-          worker.further_pages ? ` · window parts ${count(Object.values(worker.further_pages).reduce((a, b) => a + b, 0))}` : ""));
+          worker.further_pages ? ` · further pages ${count(Object.values(worker.further_pages).reduce((a, b) => a + b, 0))}` : ""));
       actions.firstChild.disabled = !GOOD.has(worker.status);
       actions.lastChild.disabled = !GOOD.has(worker.status);
     },

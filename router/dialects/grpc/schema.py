@@ -66,7 +66,9 @@ def prompt_of(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeReq
     raise InvalidRequest("prompt is needed: text, token_ids or chat", field="prompt")
 
 
-def prefix_of(request: pins_pb2.AddPinRequest) -> Prompt:
+def parse_prefix(body: bytes) -> Prompt:
+    """Returns the prefix of a serialized AddPinRequest."""
+    request = pins_pb2.AddPinRequest.FromString(body)
     match request.WhichOneof("prefix"):
         case "text":
             return TextPrompt(request.text)

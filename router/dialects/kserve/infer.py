@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from router.dialects.kserve.answer_parts import ChoiceParts, Outputs, Values
+from router.dialects.kserve.answer_parts import (
+    ChoiceParts,
+    Outputs,
+    Values,
+    decoded_text,
+    encoded_texts,
+    raw_bool,
+    raw_output,
+    raw_text,
+)
 from router.dialects.kserve.description import INPUT_TYPES, OUTPUT_TYPES
-from router.dialects.kserve.raw_tensors import decoded_text, encoded_texts, raw_bool, raw_output, raw_text
 from router.dialects.kserve.schema import FINISH_REASON, TEXT_OUTPUT, VERSION, KServeRequest, Received, request_of
 from router.text.output.events import TextEvent
 from router.text.tokenizer import Text

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from router.dialects.kserve.answer_parts import ChoiceParts, Outputs, Values
+from router.dialects.kserve.answer_parts import ChoiceParts, Outputs, Values, raw_bool, raw_output, raw_text
 from router.dialects.kserve.description import INPUT_TYPES, OUTPUT_TYPES
 from router.dialects.kserve.fields import flag
 from router.dialects.kserve.infer import check_tensor
-from router.dialects.kserve.raw_tensors import raw_bool, raw_output, raw_text
 from router.dialects.kserve.schema import VERSION, KServeRequest, Received, object_of, request_of, text_of
 from router.dialects.reply import LONG_BODY, Json, JsonWithBytes
 from router.json_body import BYTES_FIELD, wrong_kind
-from router.requests.resume import SentProgress, StreamPoint
+from router.requests.resume import Progress, StreamPoint
 from router.text.output.events import TextEvent
 from router.text.tokenizer import Text
 from twostroke.base.errors import InvalidRequest, ServeError, UnsupportedFeature
@@ -52,9 +51,7 @@ def parse_infer_json(body: Mapping[str, Any]) -> KServeRequest:
 
 
 class InferJsonReply:
-    def __init__(
-        self, request: KServeRequest, point: StreamPoint, model: str, text: Text, progress: SentProgress
-    ) -> None:
+    def __init__(self, request: KServeRequest, point: StreamPoint, model: str, text: Text, progress: Progress) -> None:
         del progress
         self._request = request
         self._outputs = Outputs(request, text)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from router.dialects.kserve.answer_parts import ChoiceParts, Outputs
-from router.dialects.kserve.errors import error_body
 from router.dialects.kserve.schema import VERSION, KServeRequest
-from router.dialects.reply import LONG_BODY, Json, encoded, finite, sse
-from router.requests.resume import SentProgress, StreamPoint
+from router.dialects.reply import LONG_BODY, ErrorForm, Json, encoded, finite, sse
+from router.requests.resume import Progress, StreamPoint
 from router.text.output.events import TextEvent, Usage
 from router.text.tokenizer import Text, token_text
 from twostroke.base.errors import ServeError
@@ -14,9 +13,7 @@ from twostroke.request import FinishReason, SampledToken
 
 
 class GenerateReply:
-    def __init__(
-        self, request: KServeRequest, point: StreamPoint, model: str, text: Text, progress: SentProgress
-    ) -> None:
+    def __init__(self, request: KServeRequest, point: StreamPoint, model: str, text: Text, progress: Progress) -> None:
         del progress
         self._request = request
         self._text = text
@@ -106,3 +103,10 @@ class GenerateReply:
             "logprob": finite(token.logprob),
             "special": self._text.is_special(token.token),
         }
+
+
+def error_body(error: ServeError) -> Json:
+    return {"error": error.message}
+
+
+ERRORS = ErrorForm(error_body)

@@ -6,23 +6,26 @@ import json
 import time
 from collections.abc import Sequence
 
-from router.dialects.openai.errors import error_body
 from router.dialects.openai.prompt_part import completion_logprobs, echoed_logprobs, joined, prompt_logprobs
 from router.dialects.openai.schema import OpenAIRequest
-from router.dialects.openai.tool_calls import MessageDeltas, finish_reason, has_calls, message_of
-from router.dialects.reply import LONG_BODY, Json, encoded, finite, sse
-from router.requests.resume import SentProgress, StreamPoint
+from router.dialects.openai.tool_calls import MessageDeltas, has_calls, message_of
+from router.dialects.reply import LONG_BODY, ErrorForm, Json, encoded, finite, sse
+from router.requests.resume import Progress, StreamPoint
 from router.text.output.events import TextEvent, Usage
 from router.text.output.parts import Part, ReasoningPart
 from router.text.prompts import TokenPrompt
 from router.text.tokenizer import Text, token_text
 from twostroke.base.errors import ServeError
-from twostroke.request import PromptLogprobs, SampledToken
+from twostroke.request import FinishReason, PromptLogprobs, SampledToken
 
 FRAMED = "text\0"
 """Stands for a chunk's text where its frame is found. No name or id has a zero character."""
 
 _quoted = json.encoder.encode_basestring
+
+
+def finish_reason(reason: FinishReason, *, has_calls: bool) -> str:
+    return "tool_calls" if has_calls and reason is FinishReason.STOP else reason.value
 
 
 def usage_body(usage: Usage) -> Json:
@@ -37,16 +40,17 @@ def usage_body(usage: Usage) -> Json:
 class OpenAIReply:
     """Builds the bodies of one response from its text events."""
 
-    def __init__(
-        self, request: OpenAIRequest, point: StreamPoint, model: str, text: Text, progress: SentProgress
-    ) -> None:
+    def __init__(self, request: OpenAIRequest, point: StreamPoint, model: str, text: Text, progress: Progress) -> None:
         self._request = request
         self._text = text
         kind, prefix = ("chat.completion", "chatcmpl") if request.is_chat else ("text_completion", "cmpl")
         self._object = kind
         self._head: Json = {"id": f"{prefix}-{point.request_id}", "created": int(time.time()), "model": model}
         self._choices = [
-            _ChoiceReply(MessageDeltas(request.custom_names), is_opened=sent.tokens is not None) for sent in point.sent
+            _ChoiceReply(
+                MessageDeltas(request.custom_names) if request.has_parts else None, is_opened=sent.tokens is not None
+            )
+            for sent in point.sent
         ]
         self._echoed: dict[int, Json] = {}
         """Logprobs of echoed prompts, by the prompt's index: made once for all of its choices."""
@@ -64,11 +68,13 @@ class OpenAIReply:
         """Keeps an event for `body`."""
         choice = self._choices[event.choice]
         choice.texts.append(event.text)
-        choice.parts += event.parts or ()
+        if event.parts:
+            choice.parts += event.parts
+            choice.has_calls = choice.has_calls or has_calls(event.parts)
         if event.token is not None:
             choice.tokens.append(event.token)
         if event.finish is not None:
-            choice.finish_reason = finish_reason(event.finish, has_calls=has_calls(choice.parts))
+            choice.finish_reason = finish_reason(event.finish, has_calls=choice.has_calls)
         choice.prompt_logprobs = event.prompt_logprobs or choice.prompt_logprobs
         self._usage = event.usage or self._usage
 
@@ -164,7 +170,8 @@ class OpenAIReply:
             if not choice.is_opened and not event.is_sent:
                 choice.is_opened = True
                 part["prompt_token_ids"] = list(self._prompt_of(index).ids)
-        choice.has_calls = choice.has_calls or has_calls(event.parts or ())
+        if event.parts:
+            choice.has_calls = choice.has_calls or has_calls(event.parts)
         if not event.is_sent:
             token = self._progress.sent_token(index) if event.finish is None else self._progress.finished(index)
             reason = finish_reason(event.finish, has_calls=choice.has_calls) if event.finish else None
@@ -213,8 +220,9 @@ class OpenAIReply:
         if not self._request.is_chat:
             return {"text": event.text}
         if event.parts is not None:
-            is_last, deltas = event.finish is not None, self._choices[event.choice].deltas
-            return {"delta": deltas.delta_of(self._parts_of(event.parts), is_last=is_last)}
+            deltas = self._choices[event.choice].deltas
+            assert deltas is not None, "a request whose events have parts has a parser"
+            return {"delta": deltas.delta_of(self._parts_of(event.parts), is_last=event.finish is not None)}
         return {"delta": {} if event.finish and not event.text else {"content": event.text}}
 
     def _is_held_back(self, event: TextEvent, part: Json) -> bool:
@@ -291,8 +299,9 @@ class OpenAIReply:
 class _ChoiceReply:
     """What one choice has got so far."""
 
-    def __init__(self, deltas: MessageDeltas, *, is_opened: bool) -> None:
+    def __init__(self, deltas: MessageDeltas | None, *, is_opened: bool) -> None:
         self.deltas = deltas
+        """None: the answer is text alone."""
         self.texts: list[str] = []
         self.parts: list[Part] = []
         self.has_calls = False
@@ -303,3 +312,17 @@ class _ChoiceReply:
         """What stands around the text in its chunks, where they differ in nothing else."""
         self.offset = 0
         self.prompt_logprobs: PromptLogprobs | None = None
+
+
+def error_body(error: ServeError) -> Json:
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.openai_type,
+            "param": error.field,
+            "code": error.code,
+        }
+    }
+
+
+ERRORS = ErrorForm(error_body)

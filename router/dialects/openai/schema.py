@@ -15,8 +15,9 @@ from router.json_body import Body, Integer, TokenIds, is_token_list
 from router.requests.client_request import AnswerRequest
 from router.requests.params import MAX_PROMPTS, AnswerOptions
 from router.text.cache_hints import TokenHint, hint_s, message_hints
+from router.text.output.tools.tool_use import ToolUse
 from router.text.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from router.text.structured.fields import structured_output
+from router.text.structured.fields import STRUCTURED, structured_output
 from twostroke.base.errors import InvalidRequest, UnsupportedFeature
 from twostroke.request import MAX_LOGPROBS
 
@@ -136,20 +137,25 @@ class ChatFields(Body):
                 field="add_special_tokens",
             )
         continues, adds = self.continue_final_message, self.add_generation_prompt
-        given = self.given_tools
-        tools = tools_of(given.functions)
+        tools, tool_use = self._offered if self.tools or self.tool_choice is not None else ((), None)
         return ChatPrompt(
             messages=tuple(message_of(entry, f"messages[{index}]") for index, entry in enumerate(self.messages)),
             add_generation_prompt=not continues if adds is None else adds,
             continue_final_message=continues,
             variables={**effort_variables(self.reasoning_effort), **self.chat_template_kwargs},
             tools=tools,
-            tool_use=tool_use_of(
-                tools, given.choice, self.parallel_tool_calls, keeps_arguments=keeps_inputs(tools, given.custom_names)
-            ),
+            tool_use=tool_use,
             hints=message_hints(self.messages, self.cache_control),
             template=self.chat_template,
         )
+
+    @property
+    def _offered(self) -> tuple[tuple[Mapping[str, Any], ...], ToolUse | None]:
+        """The tools that the template shows, and how they may be called."""
+        given = self.given_tools
+        tools = tools_of(given.functions)
+        keeps = keeps_inputs(tools, given.custom_names)
+        return tools, tool_use_of(tools, given.choice, self.parallel_tool_calls, keeps_arguments=keeps)
 
 
 class ChatLogprobs(Body):
@@ -220,7 +226,8 @@ def parse_chat(body: Mapping[str, Any]) -> OpenAIRequest:
             raise UnsupportedFeature(f"{name} is for completions: a chat has no place for it", field=name)
     fields = ChatFields.read(body)
     request = _request(body, (fields.prompt,), logprobs, {"is_prompt_only": False}, is_chat=True)
-    return request.model_copy(update={"custom_names": fields.given_tools.custom_names})
+    custom_names = fields.given_tools.custom_names if fields.tools else frozenset[str]()
+    return request.model_copy(update={"custom_names": custom_names})
 
 
 def parse_completion(body: Mapping[str, Any]) -> OpenAIRequest:
@@ -269,7 +276,7 @@ def _options(body: Mapping[str, Any], logprobs: int | None, special: Mapping[str
         "max_tokens": body.get("max_tokens") if body.get("max_completion_tokens") is None else None,
         "top_k": None if top_k in (0, -1) and not isinstance(top_k, bool) else top_k,
         "logprobs": logprobs,
-        "structured": structured_output(body),
+        "structured": None if STRUCTURED.isdisjoint(body) else structured_output(body),
     }
     return AnswerOptions.read({**body, **usual, **special})
 

@@ -7,15 +7,10 @@ from collections.abc import Iterable, Sequence
 from router.dialects.openai.custom_tools import CustomInput, custom_input
 from router.dialects.reply import Json
 from router.text.output.parts import Part, ReasoningPart, TextPart, ToolCallPart
-from twostroke.request import FinishReason
 
 
 def has_calls(parts: Iterable[Part]) -> bool:
     return any(isinstance(part, ToolCallPart) for part in parts)
-
-
-def finish_reason(reason: FinishReason, *, has_calls: bool) -> str:
-    return "tool_calls" if has_calls and reason is FinishReason.STOP else reason.value
 
 
 class MessageDeltas:

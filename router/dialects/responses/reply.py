@@ -11,7 +11,7 @@ from router.dialects.openai.reply import FRAMED
 from router.dialects.reply import LEAST_LOGPROB, LONG_BODY, Json, encoded, sse
 from router.dialects.responses.output import ItemEvent, OutputItems
 from router.dialects.responses.schema import ResponsesRequest
-from router.requests.resume import SentProgress, StreamPoint
+from router.requests.resume import Progress, StreamPoint
 from router.text.output.events import TextEvent, Usage
 from router.text.output.parts import Part, ReasoningPart, TextPart
 from router.text.tokenizer import Text, token_text
@@ -25,7 +25,7 @@ class ResponsesReply:
     """Builds one response of its text events."""
 
     def __init__(
-        self, request: ResponsesRequest, point: StreamPoint, model: str, text: Text, progress: SentProgress
+        self, request: ResponsesRequest, point: StreamPoint, model: str, text: Text, progress: Progress
     ) -> None:
         del progress  # a stream of this dialect is not resumed
         self._request = request

@@ -16,9 +16,9 @@ import grpc.aio
 
 from router.auth.auth import AuthContext
 from router.dialects.grpc.schema import GenerateBody, add_output
-from router.dialects.openai.tool_calls import finish_reason, has_calls
-from router.endpoints.grpc.calls import AuthenticatedCalls, client_address, shown_metadata
-from router.endpoints.grpc.queued_writer import QueuedWriter
+from router.dialects.openai.reply import finish_reason
+from router.dialects.openai.tool_calls import has_calls
+from router.endpoints.grpc.calls import AuthenticatedCalls, QueuedWriter, client_address, shown_metadata
 from router.requests.client_request import ClientRequest
 from router.requests.request_handler import RequestHandler
 from router.requests.resume import SentProgress, StreamPoint, with_pulse

@@ -15,8 +15,7 @@ import uuid
 from router.auth.auth import AuthContext
 from router.dialects.kserve.infer import InferReply, id_of
 from router.dialects.kserve.schema import KServeRequest
-from router.endpoints.grpc.calls import AuthenticatedCalls, client_address, shown_metadata
-from router.endpoints.grpc.queued_writer import QueuedWriter
+from router.endpoints.grpc.calls import AuthenticatedCalls, QueuedWriter, client_address, shown_metadata
 from router.requests.client_request import ClientRequest
 from router.requests.params import MAX_REQUEST_ID_CHARS, check_request_id
 from router.requests.request_handler import RequestHandler

@@ -136,7 +136,7 @@ class _Pricing:
     def _cheapest(self, candidates: Sequence[_Candidate], prices: Sequence[float]) -> _Candidate:
         """Takes the cheapest; of equals the first by `_order`, then by the draw.
 
-        Of equals that forget equally much, a request with a key takes the first by `_keyed_order`.
+        A request with a key takes the first of equals by `_keyed_order` instead.
         """
         least_s = min(prices)
         limit_s = least_s + max(self._prices.tie_s, least_s * self._prices.tie_share)
@@ -193,7 +193,7 @@ class _Pricing:
                 yield at(worker, peer)
 
     def _best_holders(self, form: KvForm) -> list[list[PrefixHolder]]:
-        """Returns those that workers of this form can fetch from."""
+        """Returns `_best_of` the workers whose pages this form can take."""
         known = self._holders.get(form)
         if known is None:
             views = (*self._snapshot.prefill, *self._snapshot.decode)
@@ -205,8 +205,8 @@ class _Pricing:
 
 
 def _best_of(views: Sequence[WorkerView]) -> list[list[PrefixHolder]]:
-    """Returns for each tier down to which somebody holds more than on those above the two workers that hold most, the
-    least asked first: no worker is its own peer."""
+    """Returns the two workers that hold most, the least asked first, for each tier that adds to what those above it
+    hold. Two, because no worker is its own peer."""
     best: list[list[PrefixHolder]] = []
     for tier in range(max((len(view.resident) for view in views), default=0)):
         holding = [PrefixHolder(view, blocks) for view in views if (blocks := view.resident_down_to(tier))]

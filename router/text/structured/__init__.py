@@ -8,7 +8,6 @@ references.py      what references within a schema lead to
 alternatives.py    which alternatives of `oneOf` exclude one another
 closing.py         forbids what a schema leaves out, where it names properties
 emptiness.py       which schemas no finite value matches
-joint_schemas.py   which schemas apply to one value together
 property_names.py  which patterns of properties leave an answer no way on
 compile.py         one compilation, timed; a refusal is one line
 

@@ -31,6 +31,8 @@ _ELSEWHERE: Mapping[str, str] = {
     "grammar": "grammar",
 }
 """Fields that vLLM had, and that other servers have, and the name of each in `structured_outputs`."""
+STRUCTURED = frozenset({*_ELSEWHERE, "response_format", "structured_outputs"})
+"""Fields that ask for structured output, or would elsewhere."""
 
 
 def structured_output(body: Mapping[str, Any]) -> StructuredOutput | None:

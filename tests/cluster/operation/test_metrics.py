@@ -20,7 +20,7 @@ OF_SOME_MODELS = {
     "twostroke_draft_pages",
     "twostroke_expert_imbalance_ratio",
     "twostroke_expert_tokens_total",
-    "twostroke_window_pages",
+    "twostroke_further_pages",
 }
 """Metrics that only some workers have: those with a draft model, with experts, and with window parts apart."""
 OTHER_UNITS = re.compile(r"_(ms|millis\w*|us|minutes|kb|mb|gb|kib|mib|gib|percent)(_|$)")

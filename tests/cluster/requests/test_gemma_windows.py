@@ -36,7 +36,7 @@ def in_use(cluster: ProcessCluster, worker: str) -> tuple[int, int]:
     lines = scraped(str(cluster.workers[worker].info["metrics_address"])).splitlines()
     counts = [
         sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{") and 'state="active"' in line)
-        for name in ("twostroke_pages", "twostroke_window_pages")
+        for name in ("twostroke_pages", "twostroke_further_pages")
     ]
     return int(counts[0]), int(counts[1])
 

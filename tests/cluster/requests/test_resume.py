@@ -18,7 +18,7 @@ import pytest
 
 from tests.cluster.processes import PATIENCE_S, Client, ProcessCluster, generate_request, running_cluster
 from tests.metrics_page import total
-from tools.clients.resuming import ResumingClient
+from tools.clients.resuming import ResumingClient, RouterPatience
 from twostroke.config import SPECULATE_OFF, ModelConfig, ScheduleConfig
 from twostroke.rpc.v1 import inference_pb2
 
@@ -70,7 +70,7 @@ def new_client(cluster: ProcessCluster) -> ResumingClient:
     return ResumingClient(
         grpc=[endpoint.grpc for endpoint in endpoints],
         http=[endpoint.http for endpoint in endpoints],
-        silence_s=SILENCE_S,
+        patience=RouterPatience(silence_s=SILENCE_S),
     )
 
 

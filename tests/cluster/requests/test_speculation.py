@@ -24,7 +24,8 @@ from tests.cluster.requests.speculation_matrix import (
 from tests.cluster.requests.test_exact_resume import MODES, ask_all
 from tests.cluster.requests.test_grammars import GRAMMARS, HOW
 from tests.draft_models import save_first_layers
-from twostroke.config import DEFAULT_MODEL, DRAFT_MODEL, DRAFTER_NAMES, GRAMMAR_DRAFTER, ModelConfig
+from twostroke.config import DEFAULT_MODEL, DRAFT_MODEL, DRAFTER_NAMES, ModelConfig
+from twostroke.config.schedule import GRAMMAR_DRAFTER
 from twostroke.models.catalog.fetch import fetch
 
 STRUCTURED: dict[str, dict[str, object]] = {

@@ -22,7 +22,7 @@ MUTANTS: Final = (
     Mutant(
         name="refused-key-in-grpc-is-logged",
         claim="no secret is in logs: a refused API key over gRPC",
-        file="router/auth/auth.py",
+        file="router/auth/key_authenticator.py",
         old=(
             "        except InvalidApiKey as error:\n"
             "            self._refusals.labels(ROLE, error.reason).inc()\n"

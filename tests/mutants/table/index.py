@@ -164,7 +164,7 @@ MUTANTS: Final = (
     Mutant(
         name="attempts-follow-clocks-alone",
         claim="a later attempt has the higher number",
-        file="router/serving/attempts.py",
+        file="router/serving/parent_request.py",
         old="self._latest = max(self._latest + 1, self._clock_ns() // 1000, at_least - begin)",
         new="self._latest = max(self._clock_ns() // 1000, at_least - begin)",
         test=(

@@ -24,8 +24,8 @@ MUTANTS: Final = (
         name="window-of-one-more",
         claim="a token of a layer with a window sees that many tokens",
         file="twostroke/kernels/reference.py",
-        old="return seen if window is None else seen & (keys > positions[:, None] - window)",
-        new="return seen if window is None else seen & (keys >= positions[:, None] - window)",
+        old="return seen if rule.window is None else seen & (keys > positions[:, None] - rule.window)",
+        new="return seen if rule.window is None else seen & (keys >= positions[:, None] - rule.window)",
         test=(
             "tests/unit/kernels/attention/test_rules.py::test_the_native_kernel_obeys_the_layer_s_rule_and_a_row_is_the_same_bits_alone"
         ),
@@ -179,18 +179,18 @@ MUTANTS: Final = (
     Mutant(
         name="rank-shares",
         claim="the ranks of a worker have all heads between them",
-        file="twostroke/models/ranks/share.py",
+        file="twostroke/models/shares/share.py",
         old="return range(self.own.start * unit, self.own.stop * unit)",
         new="return range(0, len(self.own) * unit)",
-        test="tests/unit/models/ranks/test_share.py::test_ranks_have_the_logits_and_pages_of_one_that_computes_all",
+        test="tests/unit/models/shares/test_share.py::test_ranks_have_the_logits_and_pages_of_one_that_computes_all",
     ),
     Mutant(
         name="ranks-share-kv-heads",
         claim="ranks that share heads have them all",
-        file="twostroke/models/ranks/share.py",
+        file="twostroke/models/shares/share.py",
         old="kv_heads=max(1, spec.kv_heads // ranks),",
         new="kv_heads=spec.kv_heads,",
-        test="tests/unit/models/ranks/test_share.py::test_ranks_have_the_logits_and_pages_of_one_that_computes_all",
+        test="tests/unit/models/shares/test_share.py::test_ranks_have_the_logits_and_pages_of_one_that_computes_all",
     ),
     Mutant(
         name="rows-of-other-adapters",

@@ -178,7 +178,7 @@ MUTANTS: Final = (
         name="public-blocks-of-adapters",
         claim="blocks that an adapter computes are never public",
         file="router/requests/client_request.py",
-        old="is_apart = is_exact or adapter is not None",
+        old="is_apart = is_exact or named is not None",
         new="is_apart = is_exact",
         test=(
             "tests/unit/router/requests/test_isolations.py::test_public_blocks_are_public_for_the_model_alone_and_never_where_pages_must_be_exact"
@@ -187,7 +187,7 @@ MUTANTS: Final = (
     Mutant(
         name="public-block-that-is-not-whole",
         claim="what is behind a public prefix is not public",
-        file="router/requests/public_prefixes.py",
+        file="router/text/prompts.py",
         old="default=0) // block_size",
         new="default=0) // block_size + 1",
         test=(
@@ -246,7 +246,7 @@ MUTANTS: Final = (
         file="twostroke/kv_cache/windows/shape.py",
         old="depth - block <= tail_blocks",
         new="depth - block < tail_blocks",
-        test="tests/unit/kv_cache/test_window_parts.py::test_the_deepest_hit_is_found_as_by_trying_all_depths",
+        test="tests/unit/kv_cache/windows/test_window_parts.py::test_the_deepest_hit_is_found_as_by_trying_all_depths",
     ),
     Mutant(
         name="room-of-window-slots",
@@ -254,7 +254,9 @@ MUTANTS: Final = (
         file="twostroke/kv_cache/windows/window_group.py",
         old="return self.committed + kept + slots <= self.shape.slots",
         new="return self.committed + slots <= self.shape.slots",
-        test=("tests/unit/kv_cache/test_window_parts.py::test_a_pin_keeps_the_window_parts_of_its_last_blocks_alone"),
+        test=(
+            "tests/unit/kv_cache/windows/test_window_parts.py::test_a_pin_keeps_the_window_parts_of_its_last_blocks_alone"
+        ),
     ),
     Mutant(
         name="converted-passes-for-computed",

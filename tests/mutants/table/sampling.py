@@ -130,7 +130,7 @@ MUTANTS: Final = (
     Mutant(
         name="bans-end-grammars",
         claim="a grammar that has ended ends the answer, before min_tokens too",
-        file="twostroke/grammar/mask.py",
+        file="twostroke/base/token_mask.py",
         old="return left if len(left) else ids",
         new="return left",
         test="tests/unit/engine/sampling/test_sampler.py::test_a_token_that_alone_may_come_is_drawn_whatever_its_logit",
@@ -138,7 +138,7 @@ MUTANTS: Final = (
     Mutant(
         name="mask-of-16-bit-tokens",
         claim="no answer violates its schema: every token of the vocabulary is masked",
-        file="twostroke/grammar/mask.py",
+        file="twostroke/base/token_mask.py",
         old='return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little", count=size))',
         new=('return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little", count=min(size, 1 << 16)))'),
         test=(
@@ -148,7 +148,7 @@ MUTANTS: Final = (
     Mutant(
         name="mask-bits-reversed",
         claim="no answer violates its schema: a mask's lowest bit is its lowest token",
-        file="twostroke/grammar/mask.py",
+        file="twostroke/base/token_mask.py",
         old='bitorder="little", count=size',
         new='bitorder="big", count=size',
         test="tests/unit/grammar/test_state.py::test_only_what_the_grammar_permits_is_in_the_mask",
@@ -157,8 +157,8 @@ MUTANTS: Final = (
         name="prompt-ranks",
         claim="the ranks of prompt logprobs count from 1",
         file="twostroke/engine/sampling/prompt_scores.py",
-        old="ranks = (logprobs > chosen).sum(dim=-1) + 1",
-        new="ranks = (logprobs >= chosen).sum(dim=-1) + 1",
+        old="places = (logprobs > chosen).sum(dim=-1) + 1",
+        new="places = (logprobs >= chosen).sum(dim=-1) + 1",
         test="tests/unit/engine/sampling/test_prompt_scores.py::test_they_are_those_of_transformers_over_the_whole_prompt",
     ),
     Mutant(

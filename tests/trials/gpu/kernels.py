@@ -18,7 +18,6 @@ from twostroke.kernels.pools.page_pool import PagePool
 from twostroke.kernels.products.elementwise import TorchElementwise
 from twostroke.kernels.triton.attention import TritonAttention
 from twostroke.kernels.triton.elementwise import TritonElementwise
-from twostroke.kernels.triton.pages import gather_pages, scatter_pages
 
 WORST = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 """Norm of the error over the norm of what is right."""
@@ -115,7 +114,7 @@ def relative_error(actual: torch.Tensor, right: torch.Tensor) -> float:
 def check_kernels(_report: Report) -> Iterator[Row]:
     for index, shape in enumerate(GPU_SHAPES if ON_GPU else INTERPRETED):
         case = Case(shape, GPU_SPANS if ON_GPU else INTERPRETED_SPANS, seed=index)
-        errors = step_errors(case, DEVICE) | recorded_errors(case, DEVICE) | page_errors(case, DEVICE)
+        errors = step_errors(case, DEVICE) | recorded_errors(case, DEVICE)
         errors |= elementwise_errors(shape, DEVICE)
         name, worst = max(errors.items(), key=lambda item: float("inf") if math.isnan(item[1]) else item[1])
         passed = all(error <= WORST[shape.dtype] for error in errors.values())
@@ -169,19 +168,6 @@ def recorded_errors(
     spans = Spans(fields.to(device), case.tables.to(device), 1, longest)
     actual = backend.begin_decode(spans, placement).attend(1, q.to(device), None if sinks is None else sinks.to(device))
     return {"decode": relative_error(actual.view_as(right), right)}
-
-
-def page_errors(case: Case, device: torch.device) -> dict[str, float]:
-    """Bit by bit: pages out into a buffer, and into other pages."""
-    pool = torch.randn_like(case.pool.float()).to(case.pool.dtype).to(device)
-    source = torch.tensor([len(pool) - 1, 0, 2], device=device)
-    target = torch.tensor([1, 3, 4], device=device)
-    buffer = torch.full_like(pool[:3], float("nan"))
-    gather_pages(pool, source, buffer)
-    right = pool.clone()
-    right[target] = pool[source]
-    scatter_pages(buffer, target, pool)
-    return {"pages": 0.0 if torch.equal(pool, right) else float("nan")}
 
 
 def elementwise_errors(shape: Shape, device: torch.device) -> dict[str, float]:

@@ -28,8 +28,8 @@ from tests.unit.engine.reference_attention import reference_kernels
 from twostroke.engine.backends.cuda.accelerator import accelerator_for
 from twostroke.engine.backends.cuda.plan import DeviceKernels, DevicePlan, make_device_runner
 from twostroke.engine.backends.cuda.runner import DeviceRunner
-from twostroke.models.ranks.interface import OneRank, Ranks
-from twostroke.models.ranks.share import share_of
+from twostroke.models.decoders.collective import Alone, Collective
+from twostroke.models.shares.share import share_of
 from twostroke.ranks.collectives import DeviceSums, Meeting, leave_group
 
 RANKS = 2
@@ -86,7 +86,7 @@ def _recorded() -> Row:
 
 
 def _shared_out() -> Row:
-    expected = _drawn(_runner(0, 1, OneRank()))
+    expected = _drawn(_runner(0, 1, Alone()))
     free_bytes()  # to the ranks
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
@@ -116,7 +116,7 @@ def _rank(rank: int, meeting: str, pipe: Connection) -> None:
         Meeting(fd, rank, RANKS).join(device)
         share = share_of(SPEC, rank, RANKS).share
         assert share is not None
-        widths = [len(replace(share, rank=each).of(SPEC.vocab_size)) for each in range(RANKS)]
+        widths = [len(replace(share, index=each).of(SPEC.vocab_size)) for each in range(RANKS)]
         drawn = _drawn(_runner(rank, RANKS, DeviceSums(rank, widths)))
         if rank == 0:
             pipe.send(drawn)
@@ -129,7 +129,7 @@ def _plan(rank: int, ranks: int) -> DevicePlan:
     return replace(whole, spec=share_of(SPEC, rank, ranks), device=device)
 
 
-def _runner(rank: int, ranks: int, sums: Ranks) -> DeviceRunner:
+def _runner(rank: int, ranks: int, sums: Collective) -> DeviceRunner:
     plan = _plan(rank, ranks)
     pages = empty_pages(plan, 32 * len(LENGTHS))
     kernels_over = DeviceKernels.over if ON_GPU else reference_kernels

@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from router.text.structured.compile import Refusal, compile_output
 from router.text.structured.output import StructuredOutput
+from twostroke.base.token_mask import WORD_BITS, permitted
 from twostroke.grammar.compiler import GrammarCompiler
-from twostroke.grammar.mask import WORD_BITS, permitted
 from twostroke.grammar.state import GrammarState
 from twostroke.grammar.vocabulary import load_vocabulary
 from twostroke.request import Grammar

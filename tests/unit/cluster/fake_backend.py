@@ -133,8 +133,7 @@ class FakeBackend:
         self.written: DesiredState | None = None
         self.asked: WorkerCounts | None = None
         """For room."""
-        self.stored_pins: dict[str, bytes] = {}
-        self.stored_adapters: dict[str, bytes] = {}
+        self.messages: dict[str, dict[str, bytes]] = {"pin": {}, "adapter": {}}
         self.store_error: ServeError | None = None
         self._incarnations: dict[str, int] = {}
 
@@ -166,25 +165,20 @@ class FakeBackend:
     def set_desired(self, desired: DesiredState) -> None:
         self.written = desired
 
-    def adapters(self) -> dict[str, bytes]:
-        return dict(self.stored_adapters)
+    def stored(self, kind: str) -> dict[str, bytes]:
+        return dict(self.messages[kind])
 
-    def set_adapter(self, key: str, adapter: bytes | None) -> None:
-        if adapter is None:
-            del self.stored_adapters[key]
-        else:
-            self.stored_adapters[key] = adapter
-
-    def pins(self) -> dict[str, bytes]:
-        return dict(self.stored_pins)
-
-    def set_pin(self, pin_id: str, pin: bytes | None) -> None:
+    def store(self, kind: str, key: str, message: bytes | None) -> None:
         if self.store_error is not None:
             raise self.store_error
-        if pin is None:
-            self.stored_pins.pop(pin_id, None)
+        if message is None:
+            self.messages[kind].pop(key, None)
         else:
-            self.stored_pins[pin_id] = pin
+            self.messages[kind][key] = message
+
+    @property
+    def stored_pins(self) -> dict[str, bytes]:
+        return self.messages["pin"]
 
     def request_nodes(self, placed: WorkerCounts) -> None:
         self.asked = placed

@@ -6,8 +6,8 @@ import pytest
 
 from tests.unit.grammar.grammars import byte_compiler, lark, schema, text_state
 from twostroke.base.errors import InvalidRequest
+from twostroke.base.token_mask import permitted
 from twostroke.grammar.advance import Advance
-from twostroke.grammar.mask import permitted
 from twostroke.grammar.state import DEAD_END, GrammarState
 from twostroke.request import Grammar, SampledToken, plain_token
 

@@ -10,8 +10,8 @@ from llguidance import LLMatcher
 
 import twostroke.grammar.compiler as compiler_module
 from tests.unit.grammar.grammars import byte_compiler, regex
+from twostroke.base.token_mask import permitted
 from twostroke.grammar.compiler import GrammarCompiler, LLParserLimits
-from twostroke.grammar.mask import permitted
 from twostroke.grammar.state import LEAST_RENEWED_TOKENS, TOO_LONG, GrammarState
 from twostroke.grammar.vocabulary import load_vocabulary
 

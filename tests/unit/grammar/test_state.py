@@ -16,8 +16,8 @@ from llguidance import LLMatcher, LLTokenizer
 import twostroke.grammar.compiler as compiler_module
 from tests.unit.grammar.grammars import byte_compiler, lark, regex, schema, text_state
 from twostroke.base.errors import ConfigError, InvalidRequest, UnsupportedFeature
+from twostroke.base.token_mask import candidates, permitted
 from twostroke.grammar.compiler import KEPT_CHARS, KEPT_GRAMMARS, MOST_ERROR_CHARS, GrammarCompiler
-from twostroke.grammar.mask import candidates, permitted
 from twostroke.grammar.state import GrammarState
 from twostroke.grammar.vocabulary import load_vocabulary
 from twostroke.request import Grammar

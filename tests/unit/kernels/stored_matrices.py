@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from twostroke.kernels.layout import SUPER, Layout
-from twostroke.kernels.products.stored import SCALE_DTYPES, StoredMatrix, StoredNumbers
+from twostroke.kernels.products.stored import StoredMatrix, StoredNumbers
 
 LAYOUTS: Final = {
     "Q4_0": Layout(bits=4, group=32, scales="float16", offset=8),
@@ -23,6 +23,17 @@ LAYOUTS: Final = {
     "int8 per output": Layout(bits=8, group=512, scales="float32"),
 }
 FP8: Final = Layout(bits=8, group=128, scales="float32", is_fp8=True)
+
+SCALE_DTYPES: Final = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "exponent": torch.uint8,
+    "uint8": torch.uint8,
+    "int8": torch.int8,
+    "zero": torch.uint8,
+    "signed zero": torch.int8,
+}
 
 
 def stored(layout: Layout, rows: int, inputs: int, seed: int = 0) -> StoredMatrix:

@@ -29,7 +29,7 @@ def test_pages_of_several_ranks_are_as_long_as_those_of_one_and_have_a_name_of_t
 
 
 def test_ranks_that_share_heads_have_fewer_ranges_than_there_are_ranks() -> None:
-    latents = replace(SHAPE, kv_heads=1, head_dim=576, latent_rank=512)
+    latents = replace(SHAPE, kv_heads=1, head_dim=576, latent_dim=512)
     assert len(page_form("bfloat16/4").parts(latents)) == 1
     assert KvForm("bfloat16/4") != KvForm("bfloat16"), "sums of four parts have other bits"
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
+from tests.unit.kernels.pools.whole_pool import pool_over
 from tests.unit.models.test_registry import SIZES, saved
 from twostroke.base.errors import ConfigError
 from twostroke.kernels.attention.interface import RaggedBatch
-from twostroke.kernels.choice import choose_attention, pool_over
+from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.products.steady import SIZES as TILES
 from twostroke.kernels.products.steady import agreeing_sizes

@@ -11,13 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2Model, PreTrainedConfig
 
+from tests.unit.kernels.pools.whole_pool import pool_over
 from tests.unit.models.decoders.test_native_transformer import logits_of, native, plain, prompt
 from tests.unit.models.family_configs import CONFIGS, GEMMA, GPT, MIXED, SHORT_LONGROPE, WINDOW
 from tests.unit.models.test_registry import our_logits, saved
 from twostroke.base.errors import UnsupportedModel
 from twostroke.config.model import AUTO
 from twostroke.kernels.attention.interface import RaggedBatch
-from twostroke.kernels.choice import choose_attention, pool_over
+from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kv_cache.form import page_form
 from twostroke.models.decoders.choice import LoadOptions, load_model

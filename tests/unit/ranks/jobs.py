@@ -16,7 +16,7 @@ from twostroke.base.errors import ConfigError
 from twostroke.kernels.cpu.build import load_kernels
 from twostroke.models.catalog.places import cache_dir
 from twostroke.ranks.group import RankGroup
-from twostroke.ranks.processes import RankProcesses
+from twostroke.ranks.processes import RankCare, RankProcesses
 from twostroke.ranks.rank import RankJob
 
 FOREVER_S = 600.0
@@ -93,7 +93,7 @@ def main() -> None:
     "hang". The number of ranks is on the command line."""
     kernels = load_kernels(cache_dir() / "kernels")
     assert kernels is not None
-    processes = RankProcesses(kernels, Meetings(), int(sys.argv[1]), 0, frozen_s=FROZEN_S)
+    processes = RankProcesses(kernels, Meetings(), int(sys.argv[1]), 0, RankCare(FROZEN_S))
     processes.wait_until_ready()
     print(*pids_of_children(), flush=True)
     for line in sys.stdin:

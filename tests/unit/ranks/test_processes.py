@@ -22,7 +22,7 @@ from tests.unit.ranks.sums_job import Sums, add
 from twostroke.base.errors import ConfigError, RankLost
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.ranks import processes as processes_module
-from twostroke.ranks.processes import RankProcesses
+from twostroke.ranks.processes import RankCare, RankProcesses
 from twostroke.ranks.rank import MOST_PROBLEM_BYTES, AsideEnd, RankJob
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -35,9 +35,8 @@ def running(
 ) -> Iterator[tuple[RankProcesses, list[RankLost]]]:
     """Yields the ranks, and what is told of their loss."""
     lost: list[RankLost] = []
-    processes = RankProcesses(
-        kernels, job or Meetings(), ranks, 0, frozen_s=FROZEN_S, descriptors=descriptors, on_lost=lost.append
-    )
+    care = RankCare(FROZEN_S, on_lost=lost.append)
+    processes = RankProcesses(kernels, job or Meetings(), ranks, 0, care, descriptors)
     try:
         yield processes, lost
     finally:

@@ -13,10 +13,9 @@ import pytest
 from openai import AsyncOpenAI
 
 from router.endpoints.app import build_http_app
-from router.fleet.adapters import Adapters
-from router.fleet.serving_facts import ServingFacts
-from router.fleet.worker import Worker
-from router.fleet.worker_link import TokenDelta
+from router.fleet.named_models import NamedModels
+from router.fleet.token_stream import TokenDelta
+from router.fleet.worker import ServingFacts, Worker
 from router.metrics import RouterMetrics
 from router.requests.request_handler import RequestHandler
 from router.server import RouterServer
@@ -75,7 +74,7 @@ class ScriptedDispatcher:
     """Tokens of each choice before `failure` is raised or, with `stalls`, before nothing more comes."""
     stalls: bool = False
     is_draining: bool = False
-    adapters: Adapters = field(default_factory=dict)
+    named_models: NamedModels = field(default_factory=dict)
     drained_until_s: float | None = None
     requests: list[GenerateRequest] = field(default_factory=list)
     """What was wanted of each prompt."""
@@ -91,14 +90,18 @@ class ScriptedDispatcher:
     two_open: asyncio.Event = field(default_factory=asyncio.Event)
     _aborted: dict[str, asyncio.Event] = field(default_factory=dict)
 
-    async def wait_for_adapters(self, holds: Callable[[Adapters], bool], timeout_s: float) -> None:
-        assert holds(self.adapters)
+    async def wait_for_named(self, holds: Callable[[NamedModels], bool], timeout_s: float) -> None:
+        assert holds(self.named_models)
 
     @property
     def facts(self) -> ServingFacts:
         if self.facts_now is None:
             raise PeerLost("no decode worker is known")
         return self.facts_now
+
+    @property
+    def operations(self) -> ScriptedDispatcher:
+        return self
 
     @property
     def is_ready(self) -> bool:

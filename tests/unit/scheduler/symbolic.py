@@ -10,7 +10,7 @@ from collections.abc import Sequence as ListOf
 
 from tests.unit.grammar.grammars import byte_compiler, regex
 from twostroke.base.ids import BlockHash, PageId, RequestId, SessionId
-from twostroke.grammar.mask import Mask, candidates
+from twostroke.base.token_mask import Mask, candidates
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.windows.window_group import window_group_of

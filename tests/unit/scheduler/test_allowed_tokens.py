@@ -13,7 +13,7 @@ from tests.unit.scheduler.bench import BLOCK, Bench, tokens
 from tests.unit.scheduler.features import grammar_of, match
 from tests.unit.scheduler.symbolic import EOS
 from tests.unit.scheduler.test_scheduler_grammars import COMPILER, FORCING, OPEN, grammatical
-from twostroke.grammar.mask import mask_of, narrowed, permitted
+from twostroke.base.token_mask import mask_of, narrowed, permitted
 from twostroke.request import FinishReason, SamplingParams, highest_token, token_bits
 from twostroke.scheduler.sequence import Sequence
 from twostroke.speculation.acceptance import Acceptance

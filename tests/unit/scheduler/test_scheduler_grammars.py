@@ -11,7 +11,7 @@ from tests.unit.grammar.grammars import byte_compiler, regex
 from tests.unit.scheduler.bench import BLOCK, Bench, tokens
 from tests.unit.scheduler.features import grammar_of, match
 from tests.unit.scheduler.symbolic import EOS, VOCABULARY, limits
-from tests.unit.scheduler.test_scheduler_windows import WindowBench
+from tests.unit.scheduler.windows.test_scheduler_windows import WindowBench
 from twostroke.base.ids import PageId
 from twostroke.kv_cache.windows.shape import WindowShape
 from twostroke.request import FinishReason, Grammar, SamplingParams

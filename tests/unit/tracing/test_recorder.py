@@ -181,3 +181,24 @@ def test_spans_of_all_requests_are_bounded_however_many_each_has() -> None:
     assert MOST_KEPT_SPANS - MOST_SPANS <= sum(len(each.spans) for each in kept) <= MOST_KEPT_SPANS
     assert recorder.has_forgotten("stream-0")
     assert recorder.find(f"stream-{MOST_KEPT_SPANS // MOST_SPANS + 19}") is not None
+
+
+def test_what_explains_a_span_is_made_once_and_only_when_it_is_read() -> None:
+    recorder, made = Recorder("router-0"), list[str]()
+
+    def about(name: str) -> dict[str, str]:
+        made.append(name)
+        return {name: "known"}
+
+    span = recorder.root("request", "r~0123456789abcdef", "")
+    span.explain(lambda: about("policy"))
+    span.late_event("candidate", lambda: about("decode"))
+    span.set(attempt=1)
+    span.end()
+    kept = recorder.find("r")
+    assert kept is not None
+    assert made == []
+    for _ in range(2):
+        assert dict(kept.spans[0].attributes) == {"attempt": 1, "policy": "known"}
+        assert dict(kept.spans[0].events[0].attributes) == {"decode": "known"}
+    assert made == ["policy", "decode"]

@@ -108,7 +108,7 @@ class WorkerEpoch(Bytes):
             facts=SimpleNamespace(block_size=1, kv_form=KvForm("")),
             memory=self.memory,
             exchange=SimpleNamespace(digests=PageDigests(self.memory), converted=None, endpoints=[self.endpoint]),
-            loads=SimpleNamespace(for_others=None),
+            branches=SimpleNamespace(below=None),
             config=SimpleNamespace(patience=SimpleNamespace(heartbeat_s=0.5)),
         )
         self.service = PagesService(cast(Any, host), self, cast(Any, None))

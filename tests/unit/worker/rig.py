@@ -29,6 +29,7 @@ from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.scheduler.values import SchedulerLimits
 from twostroke.worker.host import ReadyInfo, WorkerHost
 from twostroke.worker.supply.pull_spec import PullSpec
+from twostroke.worker.tiers.branch import Tiers
 from twostroke.worker.worker import BaseWorker, RoleServices
 
 BLOCK = 16
@@ -81,6 +82,11 @@ class Running:
     def role(self) -> RoleServices:
         assert self.worker._role is not None
         return self.worker._role
+
+    @property
+    def lower(self) -> Tiers:
+        """The branch of a worker with tiers."""
+        return next(each for each in self.host.branches.each if isinstance(each, Tiers))
 
     @property
     def source(self) -> worker_pb2.PageSource:

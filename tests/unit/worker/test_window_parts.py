@@ -96,7 +96,7 @@ async def test_a_new_epoch_has_the_cached_window_parts() -> None:
         await worker.idle()
         cached = set(windows_of(worker).unheld_blocks())
         assert set(HASHES[-TAIL:]) <= cached
-        snapshot = worker.host._engine_state.begin_epoch(Epoch.begin(2)).snapshot()
+        snapshot = worker.host.engine_state.begin_epoch(Epoch.begin(2)).snapshot()
         assert {
             each for change in snapshot.changes if change.group is GroupKind.FURTHER for each in change.stored
         } == cached

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tools.bench.client import fixed_concurrency, run_plan
-from tools.bench.compare.chat_plan import chat_plan
 from tools.bench.compare.options import CompareOptions
-from tools.bench.compare.scenario import Scenario, ScenarioLoad
+from tools.bench.compare.scenario import Chats, Scenario, ScenarioLoad
 from tools.bench.connect import connect
 from tools.bench.endpoints import Endpoint
 from tools.bench.load import PlannedRequest, Segment, Stream, arrivals_of, even_plan
@@ -19,7 +18,7 @@ WARMUP_OUTPUT_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ServerTurn:
     round: int
     """From 0 on."""
     number: int
@@ -37,17 +36,38 @@ class CompareRun:
     report: Report
 
 
-def turns_of(rounds: int, scenarios: Sequence[Scenario], endpoints: Sequence[Endpoint]) -> list[Turn]:
-    return [Turn(*turn) for turn in in_turns(rounds, scenarios, endpoints)]
+def turns_of(rounds: int, scenarios: Sequence[Scenario], endpoints: Sequence[Endpoint]) -> list[ServerTurn]:
+    return [ServerTurn(*turn) for turn in in_turns(rounds, scenarios, endpoints)]
 
 
 def plan_of(load: ScenarioLoad, seed: int) -> list[PlannedRequest]:
     arrivals = arrivals_of("poisson", load.rate, load.requests, seed)
     if load.chats is not None:
-        return chat_plan(load.chats, arrivals)
+        return _chat_plan(load.chats, arrivals)
     prefix = (Segment(Stream.PREFIX, 0, load.shared_tokens),) if load.shared_tokens else ()
     tokens = load.prompt_tokens - load.shared_tokens, load.output_tokens
     return even_plan(arrivals, tokens, prefix=prefix, first=load.first)
+
+
+def _chat_plan(chats: Chats, due_s: Sequence[float | None]) -> list[PlannedRequest]:
+    """Returns the turns of all chats: every chat's first one of `chats.turns`, then every chat's next one."""
+    numbers = [(turn, chat) for turn in chats.turns for chat in range(chats.count)]
+    return [
+        PlannedRequest(index, _history(chats, chat, turn), chats.answer_tokens, due)
+        for index, ((turn, chat), due) in enumerate(zip(numbers, due_s, strict=True))
+    ]
+
+
+def _history(chats: Chats, chat: int, turn: int) -> tuple[Segment, ...]:
+    """Returns the system prompt, what was said in each turn, and the answers to all but the last."""
+    system = Segment(Stream.PREFIX, chat % chats.system_prompts, chats.system_tokens)
+    said: list[Segment] = []
+    for earlier in range(turn + 1):
+        number = 2 * (earlier * chats.count + chat)
+        said.append(Segment(Stream.OWN, number, chats.user_tokens))
+        if earlier < turn:
+            said.append(Segment(Stream.OWN, number + 1, chats.answer_tokens))
+    return (system, *said)
 
 
 def warmup_of(load: ScenarioLoad, count: int) -> list[PlannedRequest]:
@@ -60,7 +80,7 @@ def runs_of(options: CompareOptions) -> int:
     return options.rounds * len(options.endpoints.all) * sum(len(scenario.loads) for scenario in options.scenarios)
 
 
-async def run_load(options: CompareOptions, turn: Turn, load: ScenarioLoad) -> CompareRun:
+async def run_load(options: CompareOptions, turn: ServerTurn, load: ScenarioLoad) -> CompareRun:
     endpoints, endpoint = options.endpoints, turn.endpoint
     client = await connect(endpoint.target, endpoints.prompt_seed(endpoint, turn.number), endpoints.vocab_size)
     try:

@@ -31,8 +31,8 @@ _CHATS = re.compile(
 class Chats:
     """Parallel conversations: each turn repeats all that was said in its chat before.
 
-    Answers are taken to be as long as asked for, and are repeated as planned tokens, not as the server's own: prompts
-    are then the same for every server.
+    Answers are taken to be as long as asked for. Prompts repeat planned tokens in their place, so that they are the
+    same for every server.
     """
 
     count: int

@@ -43,11 +43,6 @@ class LruHits:
         """Hits of a pool that never evicts."""
         return int(self.by_blocks[-1])
 
-    @property
-    def enough_blocks(self) -> int:
-        """The smallest capacity with as many hits as a pool that never evicts."""
-        return int(np.searchsorted(self.by_blocks, self.by_blocks[-1]))
-
 
 def least_recently_used(requests: RequestChains) -> LruHits:
     """Counts the hits of all capacities in one pass."""

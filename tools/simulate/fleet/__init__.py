@@ -2,7 +2,7 @@
 
 Roles, pools, schedulers and event logs are the live workers' own; index, reservations, admission and policy are the
 live router's. Models, wires and clocks are simulated. So are the work loop and the pull client, because they run many
-equal steps at once; a test runs the live ones in parallel and finds the same history.
+equal steps at once. A test runs the live ones in parallel and finds the same history.
 
 simulation         runs a trace against a fleet           shape              what is simulated
 results            outcomes of a run                      event_queue        what happens when

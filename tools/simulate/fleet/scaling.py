@@ -1,7 +1,7 @@
 """Simulated workers that come and go: as many of each role as a plan wants, which is asked at regular intervals.
 
-A worker that comes serves after its start-up time. One that goes gets nothing new, ends what it has, and is gone; its
-memory is lost, where a live one would leave it to successors. A worker that becomes the other role is such a pair,
+A worker that comes serves after its start-up time. One that goes gets nothing new, and ends when it has answered what
+it has. Its cache is lost, where a live one would hand it over. A worker that becomes the other role is such a pair,
 with a short start-up time.
 """
 
@@ -21,13 +21,13 @@ from twostroke.rpc.v1.control_pb2 import Load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class FleetReport:
     """The fleet as a supervisor would be told of it."""
 
     at_s: float
     arrived: int
     ended: Sequence[RequestOutcome]
-    """Since the look before."""
+    """Since the report before."""
     loads: dict[str, tuple[Role, Load]]
     serving: dict[Role, int]
     desired: dict[Role, int]
@@ -50,7 +50,7 @@ class Scaler(Protocol):
     def switch_s(self) -> float:
         """Seconds until a worker of the other role serves in its new role."""
 
-    def __call__(self, look: Look) -> dict[Role, int]:
+    def __call__(self, report: FleetReport) -> dict[Role, int]:
         """Returns how many workers of each role there are to be from now on."""
 
 
@@ -93,7 +93,7 @@ class ScaledWorkers:
         ended, self._ended = self._ended, []
         listed = self._workers.listed
         wanted = self._scaler(
-            Look(
+            FleetReport(
                 at_s=self._queue.now_s,
                 arrived=self.arrived,
                 ended=ended,
@@ -149,7 +149,7 @@ class ScaledWorkers:
         """Removes a worker that still starts, or else the one with the least to do."""
         desired = self._staying(role)
         if not desired:
-            return  # they still are of the other role; the next look comes
+            return  # they still are of the other role; the next report comes
         starting = [worker for worker in desired if worker in self._starting]
         if then is not None:
             self._switching[then] += 1

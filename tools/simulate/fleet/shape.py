@@ -79,9 +79,8 @@ class Faults:
     router_restarts: tuple[RouterRestart, ...] = ()
 
     def __post_init__(self) -> None:
-        _share("event_drop", self.event_drop)
-        _share("event_duplicate", self.event_duplicate)
-        _share("event_reorder", self.event_reorder)
+        for name in ("event_drop", "event_duplicate", "event_reorder"):
+            _share(name, getattr(self, name))
 
 
 HOST_BYTES_PER_S = 25e9
@@ -127,11 +126,8 @@ class TierShape:
                     f"--{name}-cache {size} is less than the {least} bytes of the pages that it must hold",
                     field=f"tiers.{name}_bytes",
                 )
-        _positive("tiers.host_page_s", self.host_page_s)
-        _positive("tiers.disk_page_s", self.disk_page_s)
-        _positive("tiers.prefill_host_page_s", self.prefill_host_page_s)
-        _positive("tiers.prefill_disk_page_s", self.prefill_disk_page_s)
-        _positive("tiers.disk_write_bytes_per_s", self.disk_write_bytes_per_s)
+        _positive(self, "host_page_s", "disk_page_s", "prefill_host_page_s", "prefill_disk_page_s", where="tiers.")
+        _positive(self, "disk_write_bytes_per_s", where="tiers.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,10 +157,10 @@ class SharedCores:
     def check(self) -> None:
         """Raises ConfigError naming a field that no host has."""
         for name, speeds in (("streams", self.streams), ("prompts", self.prompts)):
-            _positive(f"cores.{name}.borrowed", speeds.borrowed)
+            _positive(speeds, "borrowed", where=f"cores.{name}.")
             _at_least(f"cores.{name}.beside", speeds.beside, 1)
         _at_least("cores.between_s", self.between_s, 0)
-        _positive("cores.step_target_s", self.step_target_s)
+        _positive(self, "step_target_s", where="cores.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,8 +174,8 @@ class DraftShape:
 
     @classmethod
     def of_chances(cls, acceptance: Sequence[float], share: float = 1.0) -> DraftShape:
-        """Returns drafts as long as may be, in a share of all steps: the first token of a draft is right with the first
-        chance, each later one with its own where those before it are right. The last chance holds for all others.
+        """Returns drafts of the greatest length, in a share of all steps. Each chance is that of one token to be right
+        where those before it are. The last chance holds for all later tokens.
         """
         chances = (acceptance[min(place, len(acceptance) - 1)] for place in range(MOST_DRAFTED))
         right = tuple(itertools.accumulate(chances, lambda all_of, one: all_of * one, initial=share))
@@ -222,8 +218,8 @@ class FleetShape:
     step_target_s: float = USUAL_S
     """Target length of a decode worker's steps in which streams run."""
     local_prefill: bool = False
-    """Decode workers compute prompts that would wait at their page source, as live ones do unless told not to: off, so
-    that a policy's choices are what is seen."""
+    """Decode workers compute prompts that would wait at their page source, as live ones do by default. It is off here,
+    so that a policy's choices are what is seen."""
     max_num_seqs: int = ScheduleConfig().max_num_seqs
     """Most sequences that hold pages at once on one worker, as `--max-num-seqs`."""
     drafts: DraftShape | None = None
@@ -243,16 +239,12 @@ class FleetShape:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _at_least("prefill", self.prefill, 0)
-        _at_least("decode", self.decode, 1)
-        _at_least("routers", self.routers, 1)
-        _at_least("block_size", self.block_size, 1)
-        _at_least("step_tokens", self.step_tokens, 1)
-        _positive("decode_step_tokens", self.decode_step_tokens)
-        _at_least("prefill_pages", self.prefill_pages, 1)
-        _at_least("decode_pages", self.decode_pages, 1)
-        _at_least("max_num_seqs", self.max_num_seqs, 1)
-        _at_least("noise", self.noise, 0)
+        for name in ("prefill", "noise", "conversion_page_s"):
+            _at_least(name, getattr(self, name), 0)
+        for name in ("decode", "routers", "block_size", "step_tokens", "prefill_pages", "decode_pages", "max_num_seqs"):
+            _at_least(name, getattr(self, name), 1)
+        _positive(self, "decode_step_tokens", "page_bytes", "prefill_page_bytes", "link_bytes_per_s")
+        _positive(self, "step_target_s", "heartbeat_s", "slo_ttft_s", "slo_itl_s")
         costs = (self.cost,) if self.decode_cost is None else (self.cost, self.decode_cost)
         for part in (*costs, self.delays):
             for name, seconds in asdict(part).items():
@@ -263,15 +255,7 @@ class FleetShape:
             self.cores.check()
         if self.drafts is not None:
             self.drafts.check()
-        _positive("page_bytes", self.page_bytes)
-        _positive("prefill_page_bytes", self.prefill_page_bytes)
-        _at_least("conversion_page_s", self.conversion_page_s, 0)
         self.tiers.check(self.page_bytes)
-        _positive("link_bytes_per_s", self.link_bytes_per_s)
-        _positive("step_target_s", self.step_target_s)
-        _positive("heartbeat_s", self.heartbeat_s)
-        _positive("slo_ttft_s", self.slo_ttft_s)
-        _positive("slo_itl_s", self.slo_itl_s)
         for death in self.faults.deaths:
             _one_of("faults.deaths: worker", death.worker, self.workers)
             _at_least("faults.deaths: at_s", death.at_s, 0)
@@ -316,9 +300,13 @@ def _at_least(name: str, value: float, least: float) -> None:
         raise ConfigError(f"a simulated fleet needs {name} of {least} or more, got {value}", field=name)
 
 
-def _positive(name: str, value: float | None) -> None:
-    if value is not None and not 0 < value < float("inf"):
-        raise ConfigError(f"a simulated fleet's {name} must be positive and finite, got {value}", field=name)
+def _positive(shape: object, *names: str, where: str = "") -> None:
+    """Refuses fields that are given, and are not positive and finite."""
+    for name in names:
+        value = getattr(shape, name)
+        if value is not None and not 0 < value < float("inf"):
+            said = f"a simulated fleet's {where}{name} must be positive and finite, got {value}"
+            raise ConfigError(said, field=where + name)
 
 
 def _one_of(name: str, value: object, known: Sequence[object]) -> None:

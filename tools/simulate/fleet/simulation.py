@@ -12,7 +12,7 @@ from tools.simulate.fleet.continuations import Continuations
 from tools.simulate.fleet.event_queue import EventQueue
 from tools.simulate.fleet.results import EventUse, Gaps, RequestOutcome, SimulatedRun, WorkerUse
 from tools.simulate.fleet.routing.router import RouterDependencies, SimulatedRouter
-from tools.simulate.fleet.routing.routing_adapter import RoutingAdapters
+from tools.simulate.fleet.routing.simulated_routing import RoutingSetup
 from tools.simulate.fleet.scaling import ScaledWorkers, Scaler
 from tools.simulate.fleet.shape import Death, FleetShape, RouterRestart
 from tools.simulate.fleet.simulated_request import SimulatedRequest
@@ -39,7 +39,7 @@ STUCK_S = 3600.0
 def simulate(
     trace: Trace,
     shape: FleetShape,
-    adapters: RoutingAdapters,
+    setup: RoutingSetup,
     scaler: Scaler | None = None,
     parts: Parts | None = None,
 ) -> SimulatedRun:
@@ -54,7 +54,7 @@ def simulate(
     _check_lengths(trace, shape)
     check_span(trace)
     begun_s = time.thread_time()
-    run = _Simulation(trace, shape, adapters, scaler, parts)
+    run = _Simulation(trace, shape, setup, scaler, parts)
     run.play()
     return run.result(time.thread_time() - begun_s)
 
@@ -82,11 +82,11 @@ def check_span(trace: Trace) -> None:
 
 class _Simulation:
     def __init__(
-        self, trace: Trace, shape: FleetShape, adapters: RoutingAdapters, scaler: Scaler | None, parts: Parts | None
+        self, trace: Trace, shape: FleetShape, setup: RoutingSetup, scaler: Scaler | None, parts: Parts | None
     ) -> None:
         self._trace = trace
         self._shape = shape
-        self._adapters = adapters
+        self._setup = setup
         self._queue = EventQueue()
         self._fleet = SharedFleet(self._queue, shape, parts or parts_of(shape, self._queue))
         self._workers = WorkerLifecycle(self._fleet, None if scaler is None else scaler.begin)
@@ -97,8 +97,7 @@ class _Simulation:
         self._continuations = Continuations(shape.block_size, name_of)
         dependencies = RouterDependencies(self._queue, shape, self._workers, self._events, self._over)
         self._routers = [
-            SimulatedRouter(number, adapters(shape, number, self._events), dependencies)
-            for number in range(shape.routers)
+            SimulatedRouter(number, setup(shape, number, self._events), dependencies) for number in range(shape.routers)
         ]
         for router in self._routers:
             router.others = [other for other in self._routers if other is not router]
@@ -122,22 +121,22 @@ class _Simulation:
             queue.run()
         self._workers.check_quiet()
         for router in self._routers:
-            held = router.adapter.reservations
+            held = router.routing.reservations
             assert not held, f"{router.name} still holds {held} reservations"
 
     def result(self, cpu_s: float) -> SimulatedRun:
-        adapters = [router.adapter for router in self._routers]
+        routings = [router.routing for router in self._routers]
         first_s = self._trace.rows[0].timestamp_s
         return SimulatedRun(
-            policy=self._adapters.policy,
+            policy=self._setup.policy,
             outcomes=tuple(sorted(self._outcomes, key=lambda outcome: outcome.index)),
             workers=tuple(self._use(host) for host in self._workers.latest),
             events=self._events,
             gaps=Gaps(dict(self._fleet.gaps)),
             span_s=self._trace.rows[-1].timestamp_s - first_s,
             duration_s=self._last_end_s - WARM_UP_S - first_s,
-            decisions=sum(adapter.decisions for adapter in adapters),
-            decision_cpu_s=sum(adapter.decision_cpu_s for adapter in adapters),
+            decisions=sum(routing.decisions for routing in routings),
+            decision_cpu_s=sum(routing.decision_cpu_s for routing in routings),
             cpu_s=cpu_s,
             unequal_indexes=tuple(self._unequal_indexes()),
             worker_s=self._worker_s(),
@@ -221,7 +220,7 @@ class _Simulation:
 
     def _restart(self, restart: RouterRestart) -> None:
         router = self._routers[restart.router]
-        for request in router.restart(self._adapters(self._shape, restart.router, self._events)):
+        for request in router.restart(self._setup(self._shape, restart.router, self._events)):
             self._ask(request, router)
 
     def _use(self, host: SimulatedHost) -> WorkerUse:
@@ -233,7 +232,7 @@ class _Simulation:
         unequal: list[str] = []
         for router in self._routers:
             for host in self._workers.listed:
-                told, has = router.adapter.blocks(host.worker), host.log.snapshot()
+                told, has = router.routing.blocks(host.worker), host.log.snapshot()
                 if told is None or (told.block_count, told.digest) != (has.block_count, has.digest):
                     unequal.append(f"{router.name} {host.worker}")
         return unequal

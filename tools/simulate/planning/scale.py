@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from cluster.scaling.capacity import RequestDemand
-from cluster.scaling.planner import Planner, ScalingDecision
-from cluster.supervisor.reconcile.autoscaler import seen_from
+from cluster.scaling.planner import FleetObservation, Planner, ScalingDecision
+from cluster.supervisor.reconcile.autoscaler import with_loads
 from cluster.values.worker_counts import LatencyTargets, WorkerCounts
 from tools.output import JsonFile, write_json
 from tools.simulate.fleet import results
 from tools.simulate.fleet.results import RequestOutcome, SimulatedRun, Status
-from tools.simulate.fleet.routing.routing_adapter import RoutingAdapters
-from tools.simulate.fleet.scaling import Look
+from tools.simulate.fleet.routing.simulated_routing import RoutingSetup
+from tools.simulate.fleet.scaling import FleetReport
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulation import simulate
 from tools.simulate.options import FleetQuestion, Promise
@@ -49,25 +49,23 @@ class Planned:
     def begin(self) -> dict[Role, int]:
         return _by_role(self.first)
 
-    def __call__(self, look: Look) -> dict[Role, int]:
-        desired = WorkerCounts(look.desired[Role.PREFILL], look.desired[Role.DECODE])
-        seen = seen_from(
-            look.loads,
-            self.block_size,
-            at_s=look.at_s,
-            arrived=look.arrived,
-            ended=tuple(_demands(look.ended)),
-            serving=WorkerCounts(look.serving[Role.PREFILL], look.serving[Role.DECODE]),
+    def __call__(self, report: FleetReport) -> dict[Role, int]:
+        desired = WorkerCounts(report.desired[Role.PREFILL], report.desired[Role.DECODE])
+        seen = FleetObservation(
+            at_s=report.at_s,
+            arrived=report.arrived,
+            ended=tuple(_demands(report.ended)),
+            serving=WorkerCounts(report.serving[Role.PREFILL], report.serving[Role.DECODE]),
             desired=desired,
         )
-        decision = self.planner.decide(seen)
+        decision = self.planner.decide(with_loads(seen, report.loads, self.block_size))
         if decision.wanted != desired:
-            self.history.append((look.at_s, decision))
+            self.history.append((report.at_s, decision))
         return _by_role(decision.wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fared:
+class FleetOutcome:
     """One fleet."""
 
     name: str
@@ -104,21 +102,21 @@ def run_session(args: argparse.Namespace) -> int:
     bounds = ("min_prefill", "max_prefill", "min_decode", "max_decode")
     pace = ScalingConfig(**wanted.model_dump(include=set(bounds)))
     check_objectives(trace, shape, promise)
-    planned, fared = compared(trace, shape, promise, pace, wanted.start_s)
+    planned, outcomes = compared(trace, shape, promise, pace, wanted.start_s)
     console = console_for(said.output.json_path)
     console.print(f"{said.source.label}: {len(trace.rows)} requests, the middle third x{wanted.surge:g}", markup=False)
-    console.print(table_of(_grid(fared)))
+    console.print(table_of(_grid(outcomes)))
     for at_s, decision in planned.history:
         console.print(f"{at_s:8.1f} s  {decision}", markup=False, soft_wrap=True)
     history = [{"at_s": at_s, **dataclasses.asdict(decision)} for at_s, decision in planned.history]
-    content = {"schema_version": 1, "fleets": list(map(dataclasses.asdict, fared)), "changes": history}
+    content = {"schema_version": 1, "fleets": list(map(dataclasses.asdict, outcomes)), "changes": history}
     write_json(content, said.output.json_path)
     return 0
 
 
 def compared(
     trace: Trace, shape: FleetShape, promise: LatencyTargets, pace: ScalingConfig, start_s: float
-) -> tuple[Planned, list[Fared]]:
+) -> tuple[Planned, list[FleetOutcome]]:
     """Returns the scaled fleet, one that stays as it begins, and one with all that there may be."""
     first = WorkerCounts(shape.prefill, shape.decode)
     prefill, decode = pace.prefill_bounds(first.prefill), pace.decode_bounds(first.decode)
@@ -130,11 +128,11 @@ def compared(
         (f"{first} (as it begins)", shape, None),
         (f"{prefill.most} prefill + {decode.most} decode (all)", most, None),
     )
-    fared = []
+    outcomes = []
     for name, fleet, scaler in runs:
-        run = simulate(trace, fleet, RoutingAdapters(OURS, lambda: policy_of(OURS), holds=True), scaler)
-        fared.append(_fared(name, run, promise))
-    return planned, fared
+        run = simulate(trace, fleet, RoutingSetup(OURS, lambda: policy_of(OURS), holds=True), scaler)
+        outcomes.append(_outcome_of(name, run, promise))
+    return planned, outcomes
 
 
 def surged(trace: Trace, factor: float) -> Trace:
@@ -158,8 +156,8 @@ def _demands(ended: Iterable[RequestOutcome]) -> Iterable[RequestDemand]:
             )
 
 
-def _fared(name: str, run: SimulatedRun, promise: LatencyTargets) -> Fared:
-    return Fared(
+def _outcome_of(name: str, run: SimulatedRun, promise: LatencyTargets) -> FleetOutcome:
+    return FleetOutcome(
         name=name,
         attainment=results.attainment(run, promise.ttft_s, promise.itl_s),
         ttft_p90_s=results.percentile(results.ttfts(run), 0.9),
@@ -169,7 +167,7 @@ def _fared(name: str, run: SimulatedRun, promise: LatencyTargets) -> Fared:
     )
 
 
-def _grid(fared: Sequence[Fared]) -> Grid:
+def _grid(outcomes: Sequence[FleetOutcome]) -> Grid:
     rows = (
         text_row(
             (
@@ -181,7 +179,7 @@ def _grid(fared: Sequence[Fared]) -> Grid:
                 str(each.not_answered),
             ),
         )
-        for each in fared
+        for each in outcomes
     )
     return text_grid(("fleet", "in time", "TTFT p90", "worker-seconds", "changes", "not answered"), rows)
 

@@ -115,8 +115,8 @@ def crossover(
 
 
 def crossing(points: Sequence[LoadPoint]) -> tuple[float, bool] | None:
-    """Requests per second at which the better of split and colocated changes, for the last time, and whether splitting
-    is the better one above; None where one of them is at least as good at every load."""
+    """Returns the highest load, in requests per second, at which the better of split and colocated changes, and whether
+    splitting is better above it. None where one of them is at least as good at every load."""
     leads = [(point.requests_per_s, point.best[1] - point.colocated) for point in points]
     decided = [(rate, lead) for rate, lead in leads if lead]
     changes = [

@@ -32,7 +32,7 @@ LEAST_ERROR = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ComparedRuns:
     summaries: tuple[Summary, ...]
     runs: tuple[tuple[float, SimulatedRun], ...]
     """With their paces; beside the summaries."""
@@ -40,34 +40,34 @@ class Found:
     oracle_rate: float
 
 
-def render_page(found: Found, setting: str, promise: LatencyTargets) -> str:
-    names = tuple(dict.fromkeys([each.variant for each in found.summaries] + [each.variant for each in found.rates]))
+def render_page(shown: ComparedRuns, setting: str, promise: LatencyTargets) -> str:
+    names = tuple(dict.fromkeys([each.variant for each in shown.summaries] + [each.variant for each in shown.rates]))
     colours = colours_of(names)
     sections = [
-        *([_over_loads(found, colours, promise)] if found.summaries else []),
-        *(_at_pace(found, scale, colours) for scale in dict.fromkeys(each.rate_scale for each in found.summaries)),
-        *([_rates(found.rates, colours)] if found.rates else []),
+        *([_over_loads(shown, colours, promise)] if shown.summaries else []),
+        *(_at_pace(shown, scale, colours) for scale in dict.fromkeys(each.rate_scale for each in shown.summaries)),
+        *([_rates(shown.rates, colours)] if shown.rates else []),
     ]
     return render(Head("twostroke simulate", setting, names), sections)
 
 
-def _over_loads(found: Found, colours: dict[str, int], promise: LatencyTargets) -> Section:
-    by_variant = {variant: [each for each in found.summaries if each.variant == variant] for variant in colours}
-    paces = list(dict.fromkeys(each.rate_scale for each in found.summaries))
+def _over_loads(shown: ComparedRuns, colours: dict[str, int], promise: LatencyTargets) -> Section:
+    by_variant = {variant: [each for each in shown.summaries if each.variant == variant] for variant in colours}
+    paces = list(dict.fromkeys(each.rate_scale for each in shown.summaries))
     hits = [
         (
             f"x{scale:.3g}",
-            [(colours[each.variant], each.hit_rate) for each in found.summaries if each.rate_scale == scale],
+            [(colours[each.variant], each.hit_rate) for each in shown.summaries if each.rate_scale == scale],
         )
         for scale in paces
     ]
     hit_words = Words("hit rate by policy", "pace", "hit rate; dashed: oracle")
     return Section(
         "Load",
-        explanation(promise, found.oracle_rate),
+        explanation(promise, shown.oracle_rate),
         figures=(
             Figure("Time to first token over load: p90, dashed p50", _ttft_over_load(by_variant, colours)),
-            Figure("Prompt tokens that were not computed", bar_figure(hits, hit_words, found.oracle_rate)),
+            Figure("Prompt tokens that were not computed", bar_figure(hits, hit_words, shown.oracle_rate)),
         ),
     )
 
@@ -82,9 +82,9 @@ def _ttft_over_load(by_variant: dict[str, list[Summary]], colours: dict[str, int
     return line_figure(lines, Words("time to first token over load", "requests/s", "s"), log_y=True)
 
 
-def _at_pace(found: Found, scale: float, colours: dict[str, int]) -> Section:
-    here = [each for each in found.summaries if each.rate_scale == scale]
-    runs = [run for pace, run in found.runs if pace == scale]
+def _at_pace(shown: ComparedRuns, scale: float, colours: dict[str, int]) -> Section:
+    here = [each for each in shown.summaries if each.rate_scale == scale]
+    runs = [run for pace, run in shown.runs if pace == scale]
     ttfts = [Series(colours[run.policy], tuple(results.ttfts(run))) for run in runs]
     return Section(
         f"{here[0].requests_per_s:.2f} requests/s (x{scale:.3g})",

@@ -41,8 +41,8 @@ class History:
 
 
 class SglangCacheAware:
-    """SGLang's router, `cache_aware` (sgl-model-gateway/src/policies/cache_aware.rs): by its own history of texts;
-    the match of the longest counts if it covers more than half; requests are balanced when they are far apart."""
+    """SGLang's router, `cache_aware` (sgl-model-gateway/src/policies/cache_aware.rs). It goes by its own history of
+    texts. The longest match counts if it covers more than half. Requests are balanced when they are far apart."""
 
     CACHE_THRESHOLD = 0.5
     BALANCE_ABSOLUTE = 32
@@ -75,8 +75,8 @@ class SglangCacheAware:
 
 
 class RayPrefixAffinity:
-    """Ray Serve LLM's PrefixCacheAffinityRouter (prefix_aware_router.py): by its own history, which forgets nothing;
-    a match of a tenth is enough, and load is looked at only beyond a threshold that is infinite by default."""
+    """Ray Serve LLM's PrefixCacheAffinityRouter (prefix_aware_router.py). It goes by its own history, which forgets
+    nothing. A match of a tenth is enough. Load is looked at only beyond a threshold that is infinite by default."""
 
     MATCH_RATE = 0.1
 
@@ -105,8 +105,9 @@ class RayPrefixAffinity:
 
 
 class LlmdTokenAware:
-    """llm-d's default, sticky until saturated (llm-d-router @ebab687): those that hold four fifths are preferred while
-    they are not `sticky_s` of work busier than the others; then the fewest tokens to compute, this prompt's included.
+    """llm-d's default, sticky until saturated (llm-d-router @ebab687). Workers that hold four fifths are preferred
+    while they are not `sticky_s` of work busier than the others. Then the fewest tokens to compute decide, this
+    prompt's included.
     """
 
     STICKY_MATCH = 0.8

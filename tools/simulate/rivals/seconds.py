@@ -9,8 +9,8 @@ from router.routing.policy import Decision, Snapshot, WorkerView
 
 class MooncakeConductor:
     """Algorithm 1 of "Mooncake: Trading More Storage for Less Computation" (FAST'25): the prefill worker with the
-    earliest first token, which fetches the longest prefix of any where that is `balancing` times longer than its own;
-    the decode worker with the shortest step. The paper gives no value of its threshold."""
+    earliest first token, and the decode worker with the shortest step. The prefill worker fetches the longest prefix
+    where that is `balancing` times longer than its own. The paper gives no value of that threshold."""
 
     def __init__(self, balancing: float = 2.0) -> None:
         self._balancing = balancing

@@ -34,7 +34,7 @@ class LogNormal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Habit:
+class SessionPattern:
     """How the sessions of a workload go."""
 
     common_tokens: int = 0
@@ -57,7 +57,7 @@ class Habit:
 
 
 WORKLOADS = {
-    "conversation": Habit(
+    "conversation": SessionPattern(
         common_tokens=512,
         prefixes=40,
         prefix_tokens=LogNormal(400, 0.8, 8_000),
@@ -67,14 +67,14 @@ WORKLOADS = {
         turns=1.6,
         pause_s=LogNormal(110, 1.1, 1_800),
     ),
-    "prefix-groups": Habit(
+    "prefix-groups": SessionPattern(
         prefixes=150,
         prefix_tokens=LogNormal(6_000),
         popularity=0.0,
         opening_tokens=LogNormal(1_200),
         answer_tokens=LogNormal(1_000),
     ),
-    "code-agent": Habit(
+    "code-agent": SessionPattern(
         common_tokens=3_072,
         prefixes=25,
         prefix_tokens=LogNormal(9_000, 0.9, 60_000),
@@ -94,7 +94,7 @@ MOST_WARM_SESSIONS = 200_000
 """Sessions before the first request; some seconds of drawing them."""
 
 
-def workload_named(name: str) -> Habit:
+def workload_named(name: str) -> SessionPattern:
     if name not in WORKLOADS:
         raise ConfigError(f"--workload must be one of {', '.join(WORKLOADS)}; got {name!r}", field="workload")
     return WORKLOADS[name]
@@ -102,20 +102,20 @@ def workload_named(name: str) -> Habit:
 
 def generated(name: str, requests: int, rate: float, seed: int) -> Trace:
     """Generates `requests` rows at `rate` per second on average. Sessions have been running before the first row."""
-    habit = workload_named(name)
+    pattern = workload_named(name)
     if requests < 1:
         raise ConfigError(f"--limit must be 1 or more, got {requests}", field="limit")
     if not 0 < rate < math.inf:
         raise ConfigError(f"--rate must be positive and finite, got {rate}", field="rate")
-    warm_s = habit.pause_s.median * (habit.turns - 1) * 2
-    warm_sessions = rate * warm_s / habit.turns
+    warm_s = pattern.pause_s.median * (pattern.turns - 1) * 2
+    warm_sessions = rate * warm_s / pattern.turns
     if warm_sessions > MOST_WARM_SESSIONS:
         raise ConfigError(
             f"--rate {rate:g} is too high for {name}: {warm_sessions:.3g} sessions would begin before its first "
             f"request; {MOST_WARM_SESSIONS:,} are the most",
             field="rate",
         )
-    coming = (row for row in _in_order(_Sessions(habit, rate, seed)) if row.timestamp_s >= warm_s)
+    coming = (row for row in _in_order(_Sessions(pattern, rate, seed)) if row.timestamp_s >= warm_s)
     rows = tuple(itertools.islice(coming, requests))
     return Trace(name, MOONCAKE_BLOCK_TOKENS, rows)
 
@@ -123,12 +123,12 @@ def generated(name: str, requests: int, rate: float, seed: int) -> Trace:
 class _Sessions:
     """Iterates over sessions by their begin; each is the list of its rows."""
 
-    def __init__(self, habit: Habit, rate: float, seed: int) -> None:
-        self._habit = habit
+    def __init__(self, pattern: SessionPattern, rate: float, seed: int) -> None:
+        self._pattern = pattern
         self._draws = random.Random(f"workload {seed}")
-        self._sessions_per_s = rate / habit.turns
-        self._prefix_tokens = [int(habit.prefix_tokens.draw(self._draws)) for _ in range(habit.prefixes)]
-        weights = (1 / (number + 1) ** habit.popularity for number in range(habit.prefixes))
+        self._sessions_per_s = rate / pattern.turns
+        self._prefix_tokens = [int(pattern.prefix_tokens.draw(self._draws)) for _ in range(pattern.prefixes)]
+        weights = (1 / (number + 1) ** pattern.popularity for number in range(pattern.prefixes))
         self._weights = list(itertools.accumulate(weights))
         self._own = itertools.count(1)
 
@@ -139,18 +139,18 @@ class _Sessions:
             yield list(self._session(begin_s))
 
     def _session(self, at_s: float) -> Iterator[TraceRow]:
-        habit, draws = self._habit, self._draws
-        prefix = draws.choices(range(habit.prefixes), cum_weights=self._weights)[0]
-        shared = habit.common_tokens + self._prefix_tokens[prefix]
+        pattern, draws = self._pattern, self._draws
+        prefix = draws.choices(range(pattern.prefixes), cum_weights=self._weights)[0]
+        shared = pattern.common_tokens + self._prefix_tokens[prefix]
         session = next(self._own)
-        tokens = shared + int(habit.opening_tokens.draw(draws))
-        while tokens <= habit.most_input_tokens:
-            answer = int(habit.answer_tokens.draw(draws))
+        tokens = shared + int(pattern.opening_tokens.draw(draws))
+        while tokens <= pattern.most_input_tokens:
+            answer = int(pattern.answer_tokens.draw(draws))
             yield TraceRow(at_s, tokens, answer, self._blocks(tokens, prefix, session))
-            if draws.random() >= 1 - 1 / habit.turns:
+            if draws.random() >= 1 - 1 / pattern.turns:
                 return
-            tokens += answer + int(habit.turn_tokens.draw(draws))
-            at_s += habit.pause_s.draw(draws)
+            tokens += answer + int(pattern.turn_tokens.draw(draws))
+            at_s += pattern.pause_s.draw(draws)
 
     def _blocks(self, tokens: int, prefix: int, session: int) -> tuple[int, ...]:
         """Returns the blocks. A block that two stretches share belongs to the later one. One that is not full belongs
@@ -158,13 +158,13 @@ class _Sessions:
         """
         size = MOONCAKE_BLOCK_TOKENS
         full = tokens // size
-        common = min(full, self._habit.common_tokens // size)
-        shared = max(common, min(full, (self._habit.common_tokens + self._prefix_tokens[prefix]) // size))
-        first_own = (self._habit.prefixes + session) * _SPAN
+        common = min(full, self._pattern.common_tokens // size)
+        shared = max(common, min(full, (self._pattern.common_tokens + self._prefix_tokens[prefix]) // size))
+        first_own = (self._pattern.prefixes + session) * _SPAN
         blocks = [*range(common), *range((1 + prefix) * _SPAN + common, (1 + prefix) * _SPAN + shared)]
         blocks += range(first_own + shared, first_own + full)
         if tokens % size:
-            blocks.append((self._habit.prefixes + next(self._own)) * _SPAN)
+            blocks.append((self._pattern.prefixes + next(self._own)) * _SPAN)
         return tuple(blocks)
 
 

@@ -1,1 +1,1 @@
-"""Adapters as the engine has them: slots, products, and the copies of other ranks."""
+"""Adapters as the engine has them: slots and products."""

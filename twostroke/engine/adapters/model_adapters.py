@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from twostroke.base.errors import UnsupportedFeature
-from twostroke.kernels.cpu.low_rank import LowRankTensors, NativeAdapter
 from twostroke.kernels.products.linear import Linears
-from twostroke.models.adapters.peft import Adapter
+from twostroke.models.adapters.peft import Adapter, LowRank
 from twostroke.models.adapters.products import TorchAdapter
 from twostroke.models.adapters.shapes import ProjectionShapes
-from twostroke.models.adapters.shared_out import share_of_adapter, share_of_factors
 from twostroke.models.families.gemma2 import GEMMA2
 from twostroke.models.families.gemma3 import GEMMA3
 from twostroke.models.families.llama import LLAMA
@@ -24,15 +24,20 @@ from twostroke.models.families.qwen2 import QWEN2
 from twostroke.models.families.qwen3 import QWEN3
 from twostroke.models.families.table import named
 from twostroke.models.page_forms.balanced_keys import row_factors
-from twostroke.models.spec import ModelSpec
+from twostroke.models.shares.share import Cut, cut_of
+from twostroke.models.spec import ModelSpec, Share
 from twostroke.models.weights.stored.formats import open_weights
 
 ADAPTED: Final = tuple(family.architecture for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3))
 """Families with the seven projections of `ProjectionShapes` in every layer, whose rows lie as in their files."""
+OF_MLP: Final = frozenset({"gate_proj", "up_proj", "down_proj"})
+_POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+Key = tuple[int, str]
+"""A layer and a projection."""
 
 
 class ModelAdapters:
-    """The `AdapterSlots` of a model, or of one rank's share of it."""
+    """The `AdapterSlots` of a model, or of a share of it."""
 
     def __init__(
         self,
@@ -101,3 +106,78 @@ class ModelAdapters:
         with open_weights(self._directory, self._dtype) as files:
             factors = row_factors(named(files, whole), whole)
         return factors if share is None else share_of_factors(factors, share)
+
+
+class NativeLowRank(ctypes.Structure):
+    """`LowRank` of native/low_rank.h, field by field."""
+
+    _fields_ = (
+        ("a", _POINTER),
+        ("b", _POINTER),
+        ("inner", _NUMBER),
+        ("inputs", _NUMBER),
+        ("outputs", _NUMBER),
+        ("scale", ctypes.c_float),
+        ("unused", ctypes.c_float),
+    )
+
+
+PROJECTIONS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class NativeAdapterLayer(ctypes.Structure):
+    """`AdapterLayer` of native/low_rank.h."""
+
+    _fields_ = tuple((name, NativeLowRank) for name in PROJECTIONS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRankTensors:
+    a: torch.Tensor
+    """[inner, inputs]"""
+    b: torch.Tensor
+    """[outputs, inner]"""
+
+
+class NativeAdapter:
+    """One adapter in bfloat16; it must live as long as a forward pass knows its address."""
+
+    def __init__(self, layers: int, parts: Mapping[tuple[int, str], LowRankTensors], scale: float) -> None:
+        self._keep: list[Any] = []
+        self._layers = (NativeAdapterLayer * layers)()
+        for (layer, name), part in parts.items():
+            a, b = part.a.bfloat16().contiguous(), part.b.bfloat16().T.contiguous()
+            self._keep += [a, b]
+            sizes = {"inner": a.shape[0], "inputs": a.shape[1], "outputs": b.shape[1]}
+            native = NativeLowRank(a=a.data_ptr(), b=b.data_ptr(), scale=scale, **sizes)
+            setattr(self._layers[layer], name, native)
+        self.address = ctypes.addressof(self._layers)
+
+
+def share_of_adapter(adapter: Adapter, share: Share) -> Adapter:
+    """Returns what a process adds of an adapter that fits the whole model."""
+    return replace(adapter, parts={key: _part(part, _cut(key, share)) for key, part in adapter.parts.items()})
+
+
+def share_of_factors(factors: dict[Key, torch.Tensor], share: Share) -> dict[Key, torch.Tensor]:
+    """Returns the factors of the rows that a process has of each projection, of those of the whole model."""
+    return {key: each[_own(_cut(key, share), len(each))] for key, each in factors.items()}
+
+
+def _part(part: LowRank, cut: Cut) -> LowRank:
+    if cut.by_columns:
+        return LowRank(part.a[:, _own(cut, part.a.shape[1])], part.b)
+    return LowRank(part.a, part.b[_own(cut, len(part.b))])
+
+
+def _own(cut: Cut, whole: int) -> slice:
+    own = cut.of(whole)
+    return slice(own.start, own.stop)
+
+
+def _cut(key: Key, share: Share) -> Cut:
+    layer, projection = key
+    module = "mlp" if projection in OF_MLP else "self_attn"
+    cut = cut_of(share, f"model.layers.{layer}.{module}.{projection}.weight")
+    assert cut is not None, "shares cut every projection that an adapter may change"
+    return cut

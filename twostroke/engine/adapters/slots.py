@@ -36,5 +36,5 @@ class NoSlots:
 
 
 def own_slots(slots: AdapterSlots) -> AdapterSlots:
-    """Returns the slots of a worker of one rank: its only ones."""
+    """Returns the slots of a worker of one process: its only ones."""
     return slots

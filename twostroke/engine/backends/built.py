@@ -28,7 +28,7 @@ class KernelsInUse:
     reason: str
     """Why this one."""
     threads: int
-    """Threads of the worker's own, in all ranks."""
+    """Threads of the worker's own, in all processes."""
     ranks: int = 1
     """Processes that compute together."""
 

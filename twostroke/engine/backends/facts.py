@@ -1,25 +1,26 @@
-"""Facts about a worker's model and its page pool, which a plan has before anything is loaded. No torch here."""
+"""Facts about a worker's loaded model and its page pool, for everybody but the engine. No torch here."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from twostroke.base.cache_key import cache_key
-from twostroke.base.errors import ConfigError
 from twostroke.base.ids import PageId
+from twostroke.base.tokenizer_file import tokenizer_field
 from twostroke.config import Role, WorkerConfig
 from twostroke.config.worker import kv_format_of
+from twostroke.engine.backends.memory_plan import MemoryPlan
 from twostroke.kv_cache.block import HASH_SCHEME
 from twostroke.kv_cache.form import Conversion, KvForm, PageShape, page_form
 from twostroke.kv_cache.groups.page_group import PageGroup
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
-from twostroke.kv_cache.pool_size import PoolSize
-from twostroke.kv_cache.windows.pool_share import SharedPool
 from twostroke.kv_cache.windows.shape import WindowShape
-from twostroke.models.revision import revision_of
+from twostroke.models.weights.digest import DIGEST_BYTES
 
 if TYPE_CHECKING:  # torch, which a fleet of paced workers does without
     import torch
@@ -32,6 +33,9 @@ GROUPS_APART = ";groups=apart"
 """Added to the fingerprint where the layers of a block lie in a page of each page group."""
 NATIVE_ORDER = ";order=pieces"
 """Added to the fingerprint where the native kernel keeps tokens in an order of its own: native/page.h."""
+
+TRACES: Final = ("_name_or_path", "transformers_version")
+"""Fields of a config.json that say which program saved it last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +61,7 @@ class LoadedModel:
     """Advice to the operator about the size of the page pool, or empty."""
     fingerprint: str
     """Workers whose fingerprints differ hold different KV and never exchange pages. It says nothing of the form."""
-    windows: tuple[PageRegion, ...] = ()
+    further: tuple[PageRegion, ...] = ()
     """The pages of further page groups."""
     page_groups: tuple[PageGroup, ...] = ()
     """The layers of each page group."""
@@ -67,18 +71,18 @@ class LoadedModel:
     @property
     def layout(self) -> PoolLayout:
         """Returns how the pages of all groups lie in the pool's memory."""
-        return PoolLayout.of(self.pages, self.page_bytes, *self.windows)
+        return PoolLayout.of(self.pages, self.page_bytes, *self.further)
 
     @property
     def window_shape(self) -> WindowShape | None:
         """Returns where window parts of blocks lie, if layers with a window keep theirs apart."""
-        if not self.windows:
+        if not self.further:
             return None
         window = self.page_groups[-1].window
         assert window is not None, "the last of several groups has a window"
         ends = () if self.conversion is None else (self.conversion.source, self.conversion.target)
         has_exact_blocks = any(page_form(form.format).spans_block for form in (self.kv_form, *ends))
-        first, slots = PageId(self.layout.first(1)), self.windows[0].pages
+        first, slots = PageId(self.layout.first(1)), self.further[0].pages
         return WindowShape(first, slots, window, self.block_size, has_exact_blocks)
 
     @property
@@ -92,50 +96,47 @@ class LoadedModel:
 
 
 def model_facts(
-    config: WorkerConfig, spec: ModelSpec, model_dir: Path, layout: PoolLayout, groups: tuple[PageGroup, ...]
+    config: WorkerConfig,
+    plan: MemoryPlan,
+    spec: ModelSpec,
+    model_dir: Path,
+    key_centers: torch.Tensor | None,
 ) -> LoadedModel:
+    """Returns the facts about a model in a directory. `key_centers` are for pages that are converted."""
     facts = facts_of(
         config,
+        plan,
         model=Path(config.model.model).name,
-        layout=layout,
-        groups=groups,
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
-        longest_sequence=spec.max_position_embeddings,
-        revision=revision_of(model_dir, spec),
+        revision=_revision_of(model_dir, spec),
     )
-    return replace(facts, model_dir=str(model_dir))
+    return replace(
+        facts,
+        model_dir=str(model_dir),
+        conversion=conversion_of(config, plan.shapes, plan.groups, key_centers),
+        fingerprint=facts.fingerprint + GROUPS_APART * (len(plan.groups) > 1),
+    )
 
 
 def facts_of(
     config: WorkerConfig,
+    plan: MemoryPlan,
     *,
     model: str,
-    layout: PoolLayout,
-    groups: tuple[PageGroup, ...],
     vocab_size: int,
     eos_token_ids: tuple[int, ...],
-    longest_sequence: int,
     revision: str,
 ) -> LoadedModel:
-    wanted = config.model.max_model_len
-    if wanted is not None and wanted > longest_sequence:
-        raise ConfigError(
-            f"--max-model-len {wanted} is more than the {longest_sequence} tokens that the model was made for",
-            field="max_model_len",
-        )
     block_size, dtype = config.cache.block_size, config.model.dtype
-    first, *windows = layout.regions
-    pool = PoolSize(first.pages, first.page_bytes, block_size)
-    if wanted is not None:
-        pool.check(wanted)
+    first, *further = plan.layout.regions
     fingerprint = (
         f"model={model};revision={revision};block_size={block_size};hash={HASH_SCHEME};"
         f"dtype={dtype};weights={config.model.weights};code={cache_key('pages')}"
     )
     return LoadedModel(
         name=config.model.public_name,
-        max_model_len=wanted or longest_sequence,
+        max_model_len=plan.longest,
         vocab_size=vocab_size,
         eos_token_ids=eos_token_ids,
         dtype=dtype,
@@ -143,28 +144,10 @@ def facts_of(
         block_size=block_size,
         page_bytes=first.page_bytes,
         pages=first.pages,
-        windows=tuple(windows),
-        page_groups=groups,
-        advice=pool.advice(wanted or longest_sequence),
+        further=tuple(further),
+        page_groups=plan.groups,
+        advice=plan.size.advice(plan.longest),
         fingerprint=fingerprint,
-    )
-
-
-def shared_pool(
-    config: WorkerConfig,
-    groups: tuple[PageGroup, ...],
-    page_sizes: tuple[int, ...],
-    longest: int,
-    *,
-    on_gpu: bool = False,
-) -> SharedPool:
-    return SharedPool(
-        page_sizes=page_sizes,
-        window=groups[-1].window,
-        block_size=config.cache.block_size,
-        longest=config.model.max_model_len or longest,
-        step_tokens=config.schedule.step_tokens(on_gpu=on_gpu),
-        window_share=config.cache.kv_window_share,
     )
 
 
@@ -188,9 +171,26 @@ def conversion_of(
         )
         for shape, group in zip(shapes, groups, strict=True)
     )
-    return replace(first, further=further[0] if further else None)
+    return replace(first, further=tuple(further))
 
 
 def _kv_form(config: WorkerConfig) -> KvForm:
     own, peers = config.kv_format, config.peer_kv_format
     return KvForm(own, peers if config.role is Role.DECODE and own != peers else None)
+
+
+def _revision_of(directory: Path, spec: ModelSpec) -> str:
+    """Returns hashes of the config, of what it and the served length make of attention, and of the tokenizer."""
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    for trace in TRACES:
+        config.pop(trace, None)
+    # longrope has two sets of numbers: which of them is used depends on the served length
+    attention = repr((spec.architecture, spec.ropes, spec.rules))
+    return (
+        f"{_hash(json.dumps(config, sort_keys=True).encode())};attention={_hash(attention.encode())};"
+        f"{tokenizer_field(directory)}"
+    )
+
+
+def _hash(value: bytes) -> str:
+    return hashlib.blake2b(value, digest_size=DIGEST_BYTES).hexdigest()

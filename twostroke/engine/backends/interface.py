@@ -1,7 +1,7 @@
 """The contract of a backend: what it plans of a worker's config, and what it loads of a plan.
 
-A plan is a frozen value: the facts about the model, the bytes and the pages. Making one touches no device and claims no
-memory, so that whatever cannot be served is refused before anything is loaded.
+A plan is a frozen value: the bytes of each process and the pages. Making one touches no device and claims no memory, so
+that whatever cannot be served is refused before anything is loaded. `twostroke bill` shows plans.
 """
 
 from __future__ import annotations
@@ -10,9 +10,19 @@ from typing import Protocol, TypeVar
 
 from twostroke.config import WorkerConfig
 from twostroke.engine.backends.built import BuiltEngine
+from twostroke.engine.backends.memory_plan import MemoryPlan
 from twostroke.observability.profiler import Profiler
 
-Plan = TypeVar("Plan")
+
+class BackendPlan(Protocol):
+    """What a backend plans."""
+
+    @property
+    def memory(self) -> MemoryPlan:
+        """The worker's bytes and pages."""
+
+
+Plan = TypeVar("Plan", bound=BackendPlan)
 
 
 class Backend(Protocol[Plan]):
@@ -26,5 +36,8 @@ class Backend(Protocol[Plan]):
 
 
 def plan_and_load(backend: Backend[Plan], config: WorkerConfig, profiler: Profiler | None) -> BuiltEngine:
-    """Loads what the backend plans of a config."""
-    return backend.load(backend.plan(config), profiler)
+    """Loads what the backend plans of a config. Raises ConfigError where a length that is asked for does not fit."""
+    plan = backend.plan(config)
+    if config.model.max_model_len is not None:
+        plan.memory.size.check(config.model.max_model_len)
+    return backend.load(plan, profiler)

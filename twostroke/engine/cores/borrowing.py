@@ -110,7 +110,7 @@ class Trials:
         """Returns how many steps of a trial have usual steps of the same kind to compare with, and the mean seconds of
         both.
 
-        Drafted tokens make steps of many kinds: those of all kinds count together.
+        A stream may bring several tokens, so there are steps of many kinds: those of all kinds count together.
         """
         count, tried_s, usual_s = 0, 0.0, 0.0
         for kind, tried in self._seconds[self.wanted].items():

@@ -54,12 +54,12 @@ def usable_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
-def check_threads(threads: int, said: str = "--threads", ranks: int = 1) -> None:
-    """Raises ConfigError where the ranks of a worker have more threads than there are cores."""
+def check_threads(threads: int, said: str = "--threads", processes: int = 1) -> None:
+    """Raises ConfigError where the processes of a worker have more threads than there are cores."""
     cores = len(usable_cores())
-    if threads * ranks > cores:
-        of_ranks = "" if ranks == 1 else f" in each of {ranks} ranks"
-        raise ConfigError(f"{said} {threads}{of_ranks}: this machine lets us use {cores} cores", field=said)
+    if threads * processes > cores:
+        each = "" if processes == 1 else f" in each of {processes} processes"
+        raise ConfigError(f"{said} {threads}{each}: this machine lets us use {cores} cores", field=said)
 
 
 def cores_folder() -> Path:

@@ -15,12 +15,9 @@ from twostroke.models.drafts.check import (
     check_draft,
     check_draft_size,
     draft_dir,
-    draft_pool,
-    is_drafted_in_int8,
+    plan_draft,
 )
 from twostroke.models.file_versions import FileVersions
-from twostroke.models.known_specs import known_spec
-from twostroke.models.weights.stored.model_files import layouts_in
 
 
 def build_draft(config: WorkerConfig, built: BuiltEngine) -> DraftEngine | None:
@@ -51,33 +48,27 @@ def build_draft(config: WorkerConfig, built: BuiltEngine) -> DraftEngine | None:
 def _build_on_cpu(config: WorkerConfig, built: BuiltEngine, name: str, directory: Path) -> DraftEngine:
     import torch
 
-    from twostroke.engine.backends.cpu.backend import billed_weights
     from twostroke.engine.backends.cpu.runner import ModelRunner, RunnerResources
     from twostroke.kernels.choice import grouped_pool
 
     if not isinstance(built.runner, ModelRunner):
         raise ConfigError(f"--draft-model {name} is computed on CPUs only: give --device cpu", field="--draft-model")
-    spec = known_spec(directory)
+    plan = plan_draft(directory, config.model, config.cache, config.schedule, is_packed=built.runner.has_packed_weights)
+    spec, longest = plan.spec, min(built.model.max_model_len, plan.spec.max_position_embeddings)
     if spec.vocab_size != built.model.vocab_size:
         raise ConfigError(
             f"--draft-model {name} draws from {spec.vocab_size} tokens, and the model from {built.model.vocab_size}",
             field="--draft-model",
         )
-    longest = min(built.model.max_model_len, spec.max_position_embeddings)
-    block_size = config.cache.block_size
-    pages = draft_pool(spec, config.model.dtype, block_size, config.schedule.draft_cache_bytes)
-    is_packed = built.runner.has_packed_weights and spec.generic is None
-    is_int8 = is_packed and is_drafted_in_int8(spec, config.model.dtype, layouts_in(directory))
     model = ModelConfig(
         model=name,
         dtype=config.model.dtype,
-        weights="int8" if is_int8 else "model",
+        weights="int8" if plan.is_int8 else "model",
         max_model_len=longest,
         device=config.model.device,
     )
-    weight_bytes = billed_weights(model, spec, directory, is_packed=is_packed, with_head=True)
-    _check_room(name, weight_bytes)
-    memory = PageMemory(pages.pages, pages.page_bytes, flag=CACHE_FLAG)
+    _check_room(name, plan.weights.total)
+    memory = PageMemory(plan.pages, plan.page_bytes, flag=CACHE_FLAG)
     try:
         runner = ModelRunner(
             directory,
@@ -85,7 +76,7 @@ def _build_on_cpu(config: WorkerConfig, built: BuiltEngine, name: str, directory
             memory,
             model,
             pool=grouped_pool(
-                [torch.from_numpy(memory.regions[0])], pages.form, pages.shapes, getattr(torch, model.dtype)
+                [torch.from_numpy(memory.regions[0])], plan.form, plan.shapes, getattr(torch, model.dtype)
             ),
             on=RunnerResources(built.runner),
             with_head=True,
@@ -95,9 +86,9 @@ def _build_on_cpu(config: WorkerConfig, built: BuiltEngine, name: str, directory
         raise
     uses = (
         MemoryUse("draft pages", memory.layout.host_bytes, memory.held_bytes),
-        MemoryUse("draft weights", weight_bytes, None),
+        MemoryUse("draft weights", plan.weights.total, None),
     )
-    return DraftEngine(runner, memory, block_size, longest, uses)
+    return DraftEngine(runner, memory, config.cache.block_size, longest, uses)
 
 
 def _check_room(name: str, weight_bytes: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,12 +18,15 @@ import torch
 from torch.nn import functional
 
 from twostroke.base.errors import ConfigError, UnsupportedModel
+from twostroke.config import ModelConfig
 from twostroke.engine.determinism import Determinism
 from twostroke.kernels.attention.interface import RaggedBatch, RaggedPlaces
+from twostroke.kernels.pools.parted_pool import AnyPool, parts_of
 from twostroke.kernels.products.steady import telling_rows, telling_weight
 from twostroke.kv_cache.layout import SCRATCH_PAGES
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.generic.paged_model import PagedModel
+from twostroke.models.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +53,7 @@ BOUNDS: Final = {
     "int4": 0.7,
 }
 """The largest distance of a served model, by the coarser of the model's dtype and the form of its pages. Rounding stays
-some times below; a wrong scale, mask or position is far above."""
+well below it; a wrong scale, mask or position is far above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +73,17 @@ def tried(
     model: PagedModel,
     memory: PageMemory,
     angles: tuple[torch.Tensor, torch.Tensor],
-    *,
-    name: str,
-    block_size: int,
-    vocab: int,
-    formats: Collection[str],
-    is_deterministic: bool,
+    spec: ModelSpec,
+    config: ModelConfig,
+    pool: AnyPool,
 ) -> Determinism:
-    """Tries a loaded model. No page may be held yet. `formats` are the model's dtype and the forms of its pages.
+    """Tries a loaded model over the pages of a pool. No page may be held yet.
 
     Raises UnsupportedModel where pages lead to other outputs than plain attention, ConfigError where bits that
     --deterministic promises differ.
     """
-    found = measured(model, memory, angles, block_size=block_size, vocab=vocab)
+    name, formats = spec.architecture, (config.dtype, *(part.form.name for part in parts_of(pool)))
+    found = measured(model, memory, angles, block_size=pool.block, vocab=spec.vocab_size)
     bound = max(BOUNDS[each] for each in formats)
     log.info(
         "generic model tried model=%s plain_distance=%.1e split_distance=%.1e bound=%.1e same_bits=%s",
@@ -98,7 +99,7 @@ def tried(
             f"attention, and {found.split:.1e} in chunks from whole; {bound:.1e} would be rounding",
             field="model",
         )
-    if is_deterministic and not found.has_same_bits:
+    if config.deterministic and not found.has_same_bits:
         raise ConfigError(
             f"--deterministic cannot be kept: {name} runs in transformers' code, where a prompt has other bits in "
             "chunks beside another one than alone; leave --deterministic away",
@@ -200,7 +201,7 @@ class _Trial:
             write_slots=places[0].write_slots,
             cosines=self.angles[0][positions],
             sines=self.angles[1][positions],
-            windows=tuple(places[1:]),
+            further=tuple(places[1:]),
         )
         return self.model.outputs(torch.cat([tokens.flip(0)[:company], tokens[start:end]]), batch)[company:]
 

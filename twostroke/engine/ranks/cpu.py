@@ -6,30 +6,35 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from twostroke.base.errors import ConfigError, EngineLost
 from twostroke.config import WorkerConfig
-from twostroke.engine.adapters.ranked import (
+from twostroke.config.worker import ranks_flag
+from twostroke.engine.backends.built import BuiltEngine, closed_on_error
+from twostroke.engine.backends.cpu.backend import CpuBackend, CpuPlan
+from twostroke.engine.backends.cpu.runner import ModelRunner
+from twostroke.engine.cores.cores import check_threads
+from twostroke.engine.ranks.adapters import (
     AdapterMessage,
     DropAdapter,
     OtherRankAdapters,
     PutAdapter,
     RankedAdapters,
 )
-from twostroke.engine.backends.built import BuiltEngine, closed_on_error
-from twostroke.engine.backends.cpu.backend import CpuBackend, CpuModel, CpuPlan
-from twostroke.engine.backends.cpu.runner import ModelRunner
 from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.catalog.places import cache_dir
+from twostroke.models.families.table import layouts_named
 from twostroke.models.known_specs import known_spec
+from twostroke.models.shares.share import shares_of
+from twostroke.models.weights.stored.model_files import layouts_in
 from twostroke.observability.profiler import Profiler
-from twostroke.ranks.group import RankGroup
-from twostroke.ranks.processes import RankProcesses
+from twostroke.ranks.group import RankGroup, slot_bytes_for
+from twostroke.ranks.processes import RankCare, RankProcesses
 from twostroke.ranks.rank import RankJob
 from twostroke.ranks.sums import RankSums
 from twostroke.scheduler.batch import Batch
@@ -52,10 +57,9 @@ class ModelJob(RankJob):
         """Raises ConfigError for what cannot be loaded."""
         config = WorkerConfig.from_json(self.config)
         spec = known_spec(self.model_dir, config.model.max_model_len, config.model.model_impl)
+        plan = RankedOnCpus(CpuBackend(spec, self.model_dir, layouts_in(self.model_dir))).plan(config)
         memory = PageMemory.join(self.pages_fd, self.layout)
-        ranks = RankSums(group, spec.vocab_size)
-        runner = CpuModel.of(config, spec, self.model_dir).runner(memory, rank=group.rank, ranks=ranks)
-
+        runner = plan.runner(memory, index=group.rank, collective=RankSums(group, spec.vocab_size))
         adapters = OtherRankAdapters(runner.adapters)
 
         def do(message: Batch | AdapterMessage) -> None:
@@ -95,46 +99,61 @@ class RankedOnCpus:
         self._backend = backend
 
     def plan(self, config: WorkerConfig) -> CpuPlan:
-        return self._backend.plan(config)
+        """Raises what the backend raises, and ConfigError where ranks cannot share the model."""
+        spec, layouts, ranks = self._backend.spec, self._backend.layouts, config.ranks
+        named = None if layouts is None or spec.generic is not None else layouts_named(layouts, spec)
+        flag = ranks_flag(config.model, config.role)
+        plan = self._backend.plan(
+            config, shares_of(spec, ranks, named, is_int8=config.model.weights == "int8", flag=flag)
+        )
+        sums_bytes = 2 * ranks * slot_bytes_for(_most_bytes(plan)) if ranks > 1 else 0
+        return replace(plan, memory=replace(plan.memory, shared_bytes=sums_bytes))
 
     def load(self, plan: CpuPlan, profiler: Profiler | None) -> BuiltEngine:
+        check_threads(plan.config.runtime.threads, processes=plan.config.ranks)
         lost = Future[EngineLost]()
-        memory = plan.memory(writers=True)
+        facts, memory = plan.facts(), plan.page_memory(writers=True)
         with closed_on_error(memory):
-            runner, others = _ranked_runner(plan.model, memory, profiler, lost)
-        return plan.built(memory, runner, [os.getpid(), *others], lost)
+            runner, others = _ranked_runner(plan, memory, profiler, lost)
+        return plan.built(facts, memory, runner, [os.getpid(), *others], lost)
+
+
+def _most_bytes(plan: CpuPlan) -> int:
+    """Returns the bytes of the longest sum."""
+    return plan.config.schedule.step_tokens() * plan.spec.hidden_size * SUM_BYTES
+
+
+def started(
+    config: WorkerConfig, job: RankJob, most_bytes: int, descriptor: int, lost: Future[EngineLost]
+) -> RankProcesses:
+    """Starts the other ranks of a worker: their job needs the descriptor. `most_bytes`: of the longest sum.
+
+    `lost` gets the error when ranks are lost that have loaded. Raises ConfigError where they cannot be started.
+    """
+    kernels = choose_kernels(cache_dir() / "kernels")
+    if kernels is None:  # with which ranks tell each other that they are there
+        raise ConfigError(f"--tp {config.ranks} needs a C++ compiler", field="--tp")
+    care = RankCare(config.patience.dead_after_s, config.worker_id, lost.set_result)
+    return RankProcesses(kernels, job, config.ranks, most_bytes, care, (descriptor,))
 
 
 def _ranked_runner(
-    model: CpuModel, memory: PageMemory, profiler: Profiler | None, lost: Future[EngineLost]
+    plan: CpuPlan, memory: PageMemory, profiler: Profiler | None, lost: Future[EngineLost]
 ) -> tuple[ModelRunner, list[int]]:
     """Returns the runner of the first rank, whose other ranks have loaded too, and the process ids of those.
 
     `memory` is protected then. `lost` gets the error when ranks are lost afterwards. Raises ConfigError for what cannot
     be loaded.
     """
-    kernels = choose_kernels(cache_dir() / "kernels")
-    if kernels is None:
-        raise ConfigError(f"--tp {model.config.ranks} needs a C++ compiler", field="--tp")
-    job = ModelJob(model.config.to_json(), model.model_dir, memory.layout, memory.fd)
-    most_rows = model.config.schedule.step_tokens(on_gpu=False)
-    most_bytes = most_rows * model.spec.hidden_size * SUM_BYTES
-    processes = RankProcesses(
-        kernels,
-        job,
-        model.config.ranks,
-        most_bytes,
-        frozen_s=model.config.patience.dead_after_s,
-        worker=model.config.worker_id,
-        descriptors=(memory.fd,),
-        on_lost=lost.set_result,
-    )
+    config = plan.config
+    job = ModelJob(config.to_json(), plan.model_dir, memory.layout, memory.fd)
+    processes = started(config, job, _most_bytes(plan), memory.fd, lost)
     try:
-        ranks = FirstRank(processes, model.spec.vocab_size)
+        ranks = FirstRank(processes, plan.spec.vocab_size)
         with processes.loading():
-            runner = model.runner(
+            runner = plan.runner(
                 memory,
-                ranks=ranks,
+                collective=ranks,
                 profiler=profiler,
                 slots_over=lambda own: RankedAdapters(own, processes.aside, ranks.tell),
             )

@@ -15,22 +15,23 @@ from pathlib import Path
 
 import torch
 
-from twostroke.base.errors import ConfigError, EngineLost, RankLost
+from twostroke.base.errors import EngineLost, RankLost
 from twostroke.config import WorkerConfig
+from twostroke.config.worker import check_gpu_adapters, ranks_flag
 from twostroke.device.memory import DeviceMemory
-from twostroke.device.ranked_memory import RankedDeviceMemory
 from twostroke.device.sharing import CudaSharing
 from twostroke.engine.backends.built import BuiltEngine
 from twostroke.engine.backends.cuda.accelerator import accelerator_for
 from twostroke.engine.backends.cuda.backend import CudaBackend, CudaPlan
-from twostroke.engine.backends.cuda.fit import rank_devices, resolve_device
+from twostroke.engine.backends.cuda.fit import devices_from, resolve_device
 from twostroke.engine.backends.cuda.plan import DevicePlan, make_device_runner
 from twostroke.engine.backends.cuda.runner import DeviceRunner
-from twostroke.kernels.cpu.choice import choose_kernels
+from twostroke.engine.ranks.cpu import started
+from twostroke.engine.ranks.device_pages import RankedDeviceMemory
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
-from twostroke.models.catalog.places import cache_dir
+from twostroke.models.decoders.collective import Collective
 from twostroke.models.known_specs import known_spec
-from twostroke.models.ranks.interface import Ranks
+from twostroke.models.shares.share import check_shared_out, share_of
 from twostroke.models.spec import ModelSpec, Share
 from twostroke.models.weights.stored.formats import open_weights
 from twostroke.observability.profiler import Profiler
@@ -59,13 +60,15 @@ class DeviceJob(RankJob):
         """Raises ConfigError for what cannot be loaded."""
         config = WorkerConfig.from_json(self.config)
         spec = known_spec(self.model_dir, config.model.max_model_len, config.model.model_impl)
-        device = rank_devices(resolve_device(config.model.device), config.ranks)[group.rank]
-        plan = DevicePlan.of(config, spec, device, rank=group.rank)  # of plain weights: codes are not shared out
+        device = devices_from(resolve_device(config.model.device), config.ranks)[group.rank]
+        plan = DevicePlan.of(
+            config, share_of(spec, group.rank, group.ranks), device
+        )  # of plain weights: codes are not shared out
         memory = _memory_on(plan.device, self.layout)
         meeting = Meeting(self.meeting_fd, group.rank, group.ranks)
         meeting.leave(PAGES, CudaSharing().share(memory.tensor))
 
-        def join() -> Ranks:
+        def join() -> Collective:
             _meet(group, meeting, plan)
             return DeviceSums(group.rank, _widths(spec, group.ranks))
 
@@ -109,14 +112,19 @@ class RankedOnDevices:
         self._backend = backend
 
     def plan(self, config: WorkerConfig) -> CudaPlan:
-        return self._backend.plan(config)
+        """Raises what the backend raises, and ConfigError where ranks cannot share the model or what changes it."""
+        spec, ranks = self._backend.spec, config.ranks
+        flag = ranks_flag(config.model, config.role)
+        check_shared_out(flag, ranks, has_codes=self._backend.layout_of is not None)
+        check_gpu_adapters(config.model, config.adapters, config.role)
+        return self._backend.plan(config, tuple(share_of(spec, rank, ranks) for rank in range(ranks)))
 
     def load(self, plan: CudaPlan, profiler: Profiler | None) -> BuiltEngine:
         del profiler  # steps of a device are not shown part by part
         torch.set_num_threads(plan.config.runtime.threads)
-        lost = Future[EngineLost]()
+        lost, facts = Future[EngineLost](), plan.facts()
         memory, runner = _ranked_runner(plan, lost)
-        return plan.built(memory, runner, lost)
+        return plan.built(facts, memory, runner, lost)
 
 
 def _ranked_runner(loading: CudaPlan, lost: Future[EngineLost]) -> tuple[RankedDeviceMemory, DeviceRunner]:
@@ -124,11 +132,8 @@ def _ranked_runner(loading: CudaPlan, lost: Future[EngineLost]) -> tuple[RankedD
 
     `lost` gets the error when ranks are lost afterwards. Raises ConfigError for what cannot be loaded.
     """
-    config, model_dir, plans, layout = loading.config, loading.model_dir, loading.ranks, loading.facts.layout
+    config, model_dir, plans, layout = loading.config, loading.model_dir, loading.devices, loading.memory.layout
     ranks, plan = len(plans), plans[FIRST]
-    kernels = choose_kernels(cache_dir() / "kernels")
-    if kernels is None:  # with which ranks tell each other that they are there
-        raise ConfigError(f"--tp {ranks} needs a C++ compiler", field="--tp")
     own_layout = _part_of(layout, plan.page_ranges)
     with contextlib.ExitStack() as undo:
         memory = _memory_on(plan.device, own_layout)
@@ -136,21 +141,12 @@ def _ranked_runner(loading: CudaPlan, lost: Future[EngineLost]) -> tuple[RankedD
         fd = os.memfd_create("twostroke-meeting", os.MFD_CLOEXEC)
         undo.callback(os.close, fd)
         job = DeviceJob(config.to_json(), model_dir, own_layout, fd)
-        processes = RankProcesses(
-            kernels,
-            job,
-            ranks,
-            0,
-            frozen_s=config.patience.dead_after_s,
-            worker=config.worker_id,
-            descriptors=(fd,),
-            on_lost=lost.set_result,
-        )
+        processes = started(config, job, 0, fd, lost)
         undo.callback(leave_group)
         undo.callback(processes.close)
         meeting = Meeting(fd, FIRST, ranks)
 
-        def join() -> Ranks:
+        def join() -> Collective:
             _meet(processes.group, meeting, plan)
             return FirstDeviceSums(processes, _widths(plan.spec.whole, ranks), fd)
 
@@ -176,7 +172,7 @@ def _meet(group: RankGroup, meeting: Meeting, plan: DevicePlan) -> None:
         raise RankLost(f"the ranks of this worker cannot join: {error}") from error
 
 
-def _runner(plan: DevicePlan, model_dir: Path, memory: DeviceMemory, join: Callable[[], Ranks]) -> DeviceRunner:
+def _runner(plan: DevicePlan, model_dir: Path, memory: DeviceMemory, join: Callable[[], Collective]) -> DeviceRunner:
     accelerator = accelerator_for(plan.device)
     with accelerator.guard(), open_weights(model_dir, plan.torch_dtype, plan.device, keeps_codes=True) as files:
         return make_device_runner(plan, files, memory.regions, accelerator, join=join)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from twostroke.base.token_mask import WORD_BITS
 from twostroke.engine.sampling.noise import gumbel, gumbel_rows, stream_of
 from twostroke.engine.sampling.sampler import Ids, Values, is_greedy, likeliest, truncated
-from twostroke.grammar.mask import WORD_BITS
 from twostroke.request import SampledToken, SamplingParams
 from twostroke.scheduler.batch import SampleRow
 

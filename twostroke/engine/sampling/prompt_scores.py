@@ -12,7 +12,7 @@ from twostroke.scheduler.batch import ScoreRow
 ROWS_AT_ONCE = 16
 """Rows that are computed together. A row needs four times the memory of its logits besides them."""
 ID_STEP = 2.0**-45
-"""Weight of an id among equal logprobs: the lower id ranks higher. At most one logprob of a row is above -0.69. So two
+"""Weight of an id among equal logprobs: the lower id comes first. At most one logprob of a row is above -0.69. So two
 different ones differ by at least 2^-24. The ids of a vocabulary below 2^20 stay below that."""
 
 
@@ -38,10 +38,10 @@ def _scored(logits: torch.Tensor, row: ScoreRow) -> PromptLogprobs:
 def _piece(logits: torch.Tensor, targets: torch.Tensor, top: int) -> PromptLogprobs:
     logprobs = logits.log_softmax(dim=-1)
     chosen = logprobs.gather(1, targets[:, None])
-    ranks = (logprobs > chosen).sum(dim=-1) + 1
+    places = (logprobs > chosen).sum(dim=-1) + 1
     ids = _likeliest(logprobs, top)
     tops = logprobs.gather(1, ids)
-    return PromptLogprobs.of(chosen[:, 0].tolist(), ranks.tolist(), ids.flatten().tolist(), tops.flatten().tolist())
+    return PromptLogprobs.of(chosen[:, 0].tolist(), places.tolist(), ids.flatten().tolist(), tops.flatten().tolist())
 
 
 def _likeliest(logprobs: torch.Tensor, count: int) -> torch.Tensor:

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from twostroke.base.token_mask import candidates
 from twostroke.engine.sampling.noise import gumbel
-from twostroke.grammar.mask import candidates
 from twostroke.request import SampledToken, SamplingParams
 from twostroke.scheduler.batch import SampleRow
 

@@ -45,7 +45,7 @@ class RaggedBatch:
     """Pages with blocks that were finished or given up since the step before."""
     exact_slots: torch.Tensor | None = None
     """int64 [T]: exact page * block + offset, in forms whose scales span a block; None where it is not decided yet."""
-    windows: tuple[RaggedPlaces, ...] = ()
+    further: tuple[RaggedPlaces, ...] = ()
     """Places in each further page group; none where its pages lie where the first group's do."""
     adapters: tuple[Any, ...] = ()
     """[S] the adapter of each sequence, or None, in the model's own form; empty where none has one."""
@@ -59,10 +59,10 @@ class RaggedBatch:
 
     def of_group(self, group: int) -> RaggedBatch:
         """Returns the batch as layers of one page group see it."""
-        if group == 0 or not self.windows:
+        if group == 0 or not self.further:
             return self
-        own = self.windows[group - 1]
-        return replace(self, block_tables=own.block_tables, write_slots=own.write_slots, windows=())
+        own = self.further[group - 1]
+        return replace(self, block_tables=own.block_tables, write_slots=own.write_slots, further=())
 
     @property
     def sequences(self) -> int:

@@ -46,18 +46,18 @@ class TokenSlots:
     sines: torch.Tensor
     exact_slots: torch.Tensor | None = None
     """int64 [T]: exact page * block + offset, in forms whose scales span a block"""
-    windows: tuple[RaggedPlaces, ...] = ()
+    further: tuple[RaggedPlaces, ...] = ()
     """Places in each further page group, whose block tables stand for those of the spans; none where its pages lie
     where the first group's do."""
 
     def of_group(self, group: int, spans: Spans) -> tuple[Spans, TokenSlots]:
         """Returns spans and slots as layers of one page group see them."""
-        if group == 0 or not self.windows:
+        if group == 0 or not self.further:
             return spans, self
-        own = self.windows[group - 1]
+        own = self.further[group - 1]
         return (
             replace(spans, block_tables=own.block_tables),
-            replace(self, write_slots=own.write_slots, windows=()),
+            replace(self, write_slots=own.write_slots, further=()),
         )
 
 

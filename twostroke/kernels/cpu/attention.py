@@ -76,7 +76,7 @@ class NativeStep(ctypes.Structure):
         ("exact_value_offset", ctypes.c_int64),
         ("exact_head_stride", ctypes.c_int64),
         ("exact_slots", ctypes.c_void_p),
-        ("latent_rank", ctypes.c_int64),
+        ("latent_dim", ctypes.c_int64),
         ("value_dim", ctypes.c_int64),
     )
 
@@ -182,8 +182,8 @@ class NativeAttentionStep:
         dim = self._backend.pool.head_dim
         assert q.dtype == k.dtype == v.dtype == self._backend.dtype
         address, index = self._place(layer)
-        if self._backend.pool.latent_rank is not None:
-            ends = q[..., self._backend.pool.latent_rank :]
+        if self._backend.pool.latent_dim is not None:
+            ends = q[..., self._backend.pool.latent_dim :]
             self._backend.native_store_latents(
                 self._backend.team_address, address, index, NativeHeadRows.of(ends), k.data_ptr(), k.stride(0)
             )
@@ -205,8 +205,8 @@ class NativeAttentionStep:
     def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         assert q.dtype == self._backend.dtype
         assert sinks is None or sinks.dtype == torch.float32, "the kernel reads these as floats"
-        if self._backend.pool.latent_rank is not None:
-            return self._attend_latents(layer, q, self._backend.pool.latent_rank)
+        if self._backend.pool.latent_dim is not None:
+            return self._attend_latents(layer, q, self._backend.pool.latent_dim)
         out = torch.empty(q.shape, dtype=q.dtype)
         address, index = self._place(layer)
         self._backend.native_attend(
@@ -220,8 +220,8 @@ class NativeAttentionStep:
         )
         return out.flatten(1)
 
-    def _attend_latents(self, layer: int, q: torch.Tensor, rank: int) -> torch.Tensor:
-        out = q.new_empty(*q.shape[:2], rank)
+    def _attend_latents(self, layer: int, q: torch.Tensor, latent_dim: int) -> torch.Tensor:
+        out = q.new_empty(*q.shape[:2], latent_dim)
         rows = (NativeHeadRows.of(q), NativeHeadRows.of(out))
         self._backend.native_attend_latents(self._backend.team_address, *self._place(layer), *rows)
         return out.flatten(1)
@@ -282,7 +282,7 @@ def _strides(pool: PagePool) -> tuple[int, int, int, int]:
 def _point_to_numbers(step: NativeStep, pool: PagePool) -> None:
     step.pool = pool.numbers.data_ptr()
     step.page_stride, step.layer_stride, step.value_offset, step.head_stride = _strides(pool)
-    step.latent_rank = pool.latent_rank or 0
+    step.latent_dim = pool.latent_dim or 0
     if pool.key_centers is not None:
         step.key_centers = pool.key_centers.data_ptr()
 

@@ -57,7 +57,7 @@ class NativeLatents(ctypes.Structure):
 
     _fields_ = (
         ("projected", _NUMBER),
-        ("rank", _NUMBER),
+        ("latent_dim", _NUMBER),
         ("plain_dim", _NUMBER),
         ("rope_dim", _NUMBER),
         ("value_dim", _NUMBER),
@@ -111,7 +111,7 @@ class NativeModel(ctypes.Structure):
         ("embedding_scale", ctypes.c_float),
         ("final_softcap", ctypes.c_float),
         ("is_parallel", ctypes.c_int32),
-        ("ranks", _POINTER),
+        ("collective", _POINTER),
     )
 
 
@@ -168,7 +168,7 @@ class ForwardLatents:
 
     projected: int
     """Numbers of all queries, or of their latent: the first outputs of `qkv`."""
-    rank: int
+    latent_dim: int
     plain_dim: int
     rope_dim: int
     value_dim: int
@@ -178,11 +178,11 @@ class ForwardLatents:
     queries: PanelLinear | None
     """From their latent; None, as the norm is, where `qkv` makes queries."""
     absorb: Sequence[PanelLinear]
-    """plain_dim -> rank, of each head"""
+    """plain_dim -> latent_dim, of each head"""
     expand: Sequence[PanelLinear]
-    """rank -> value_dim, of each head"""
+    """latent_dim -> value_dim, of each head"""
     up: PanelLinear | None
-    """rank -> plain_dim, then value_dim, of each head in turn; None where no prompt is to be expanded"""
+    """latent_dim -> plain_dim, then value_dim, of each head in turn; None where no prompt is to be expanded"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,15 +206,15 @@ class ForwardLayer:
     """None where pages hold keys and values."""
 
 
-class NativeRanks(Protocol):
-    """The ranks of a worker, as native kernels know them."""
+class NativeCollective(Protocol):
+    """The processes that compute a model together, as native kernels know them."""
 
     @property
     def address(self) -> int | None:
-        """The address of the `RankGroup` of native/ranks.h."""
+        """The address of the group in shared memory."""
 
     def check(self, met: int) -> None:
-        """Raises RankLost where a kernel returned another `Met` of native/ranks.h than ALL."""
+        """Raises EngineLost where a kernel returned that others did not come."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -238,7 +238,7 @@ class ForwardModel:
     final_softcap: float | None = None
     is_parallel: bool = False
     """Whether attention and MLP of a layer have the same input."""
-    ranks: NativeRanks | None = None
+    collective: NativeCollective | None = None
     """Those that compute the rest of each layer; None where all of it is computed here."""
 
 
@@ -251,7 +251,7 @@ class NativeForward:
         )
         self._team = team
         self._head = model.head
-        self._ranks = model.ranks
+        self._collective = model.collective
         table = model.embedding if isinstance(model.embedding, PanelLinear) else None
         plain = model.embedding if isinstance(model.embedding, torch.Tensor) else None
         assert plain is None or plain.is_contiguous(), "the kernel walks it by index"
@@ -276,7 +276,7 @@ class NativeForward:
             embedding_scale=model.embedding_scale,
             final_softcap=model.final_softcap or 0,
             is_parallel=model.is_parallel,
-            ranks=None if model.ranks is None else model.ranks.address,
+            collective=None if model.collective is None else model.collective.address,
         )
         new = kernels.function("twostroke_forward_new", (ctypes.POINTER(NativeModel),), _POINTER)
         self._address = new(native)
@@ -307,8 +307,8 @@ class NativeForward:
             logits = torch.empty(len(sampled), self._head.outputs)
             call.sampled, call.samples, call.logits = sampled.data_ptr(), len(sampled), logits.data_ptr()
         met = self._run(self._address, None if self._team is None else self._team.address, call)
-        if self._ranks is not None:
-            self._ranks.check(met)
+        if self._collective is not None:
+            self._collective.check(met)
         return logits
 
     def _layer(self, layer: ForwardLayer) -> NativeLayer:
@@ -335,7 +335,7 @@ class NativeForward:
         )
         native = NativeLatents(
             projected=latents.projected,
-            rank=latents.rank,
+            latent_dim=latents.latent_dim,
             plain_dim=latents.plain_dim,
             rope_dim=latents.rope_dim,
             value_dim=latents.value_dim,

@@ -83,5 +83,5 @@ def _tile(
     """Returns [block, heads, D] of a whole block's queries, over keys and values [kv_heads, before, D] and its own."""
     exact_k, exact_v = own.to(query.dtype).nan_to_num()  # what no token wrote yet is hidden, if it is a number
     before, end = k.shape[1], k.shape[1] + BLOCK
-    seen = reference.visible(torch.arange(before, end), torch.arange(end), rule.window)
+    seen = reference.visible(torch.arange(before, end), torch.arange(end), rule)
     return reference.attention(query, torch.cat((k, exact_k), dim=1), torch.cat((v, exact_v), dim=1), seen, rule, sinks)

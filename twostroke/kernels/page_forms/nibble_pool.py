@@ -71,7 +71,7 @@ class NibblePool:
         return self.head_dim
 
     @property
-    def latent_rank(self) -> None:
+    def latent_dim(self) -> None:
         """Pages of latents are not of this form."""
         return None
 

@@ -37,7 +37,7 @@ class PagePool:
     key_centers: torch.Tensor | None = None
     """float32 [layers, kv_heads, head_dim], contiguous: what keys with scales lose before they are stored. Scores of
     the keys of a sequence lose the same number, so attention does not see it."""
-    latent_rank: int | None = None
+    latent_dim: int | None = None
     """Numbers of a latent, with which keys begin and which are the values; None where values lie beside keys."""
 
     @classmethod
@@ -51,7 +51,7 @@ class PagePool:
         """
         if form.name in PLAIN:
             plain = data.view(PLAIN[form.name]).view(len(data), *shape.dims)
-            return cls(form, plain, latent_rank=shape.latent_rank)
+            return cls(form, plain, latent_dim=shape.latent_dim)
         layers, kv_heads, block, dim = shape.layers, shape.kv_heads, shape.block, shape.head_dim
         numbers = block * dim
         if numbers % SCALE_BYTES:
@@ -106,12 +106,12 @@ class PagePool:
     @property
     def value_dim(self) -> int:
         """Numbers of a value."""
-        return self.head_dim if self.latent_rank is None else self.latent_rank
+        return self.head_dim if self.latent_dim is None else self.latent_dim
 
     @property
     def rope_dim(self) -> int:
         """Numbers of a query and a key, the last ones, that are rotated."""
-        return self.head_dim if self.latent_rank is None else self.head_dim - self.latent_rank
+        return self.head_dim if self.latent_dim is None else self.head_dim - self.latent_dim
 
     @property
     def device(self) -> torch.device:
@@ -122,7 +122,7 @@ class PagePool:
         pages, offsets = write_slots // self.block, write_slots % self.block
         if self.key_centers is not None:
             k = k.float() - self.key_centers[layer]
-        for which, rows in enumerate((k, v) if self.latent_rank is None else (k,)):
+        for which, rows in enumerate((k, v) if self.latent_dim is None else (k,)):
             if self.scales is None:
                 self.numbers[pages, layer, which, :, offsets] = rows.to(self.numbers.dtype)
             else:

@@ -51,8 +51,8 @@ class PartedPool:
         return self.parts[0].rope_dim
 
     @property
-    def latent_rank(self) -> int | None:
-        return self.parts[0].latent_rank
+    def latent_dim(self) -> int | None:
+        return self.parts[0].latent_dim
 
     @property
     def device(self) -> torch.device:

@@ -60,7 +60,7 @@ class SteadyActivated:
 
 
 class SteadyLinears:
-    """Makes such products. Raises ConfigError where this machine has none."""
+    """Makes steady products. Raises ConfigError where this machine has none."""
 
     def __init__(self) -> None:
         self._tried: dict[tuple[torch.Size, torch.dtype, bool], tuple[int, ...]] = {}

@@ -13,17 +13,6 @@ from twostroke.kernels.layout import SUPER, Layout
 FP4_HALVES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """The numbers of FP4 by their codes, twice."""
 
-SCALE_DTYPES: Final = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "exponent": torch.uint8,
-    "uint8": torch.uint8,
-    "int8": torch.int8,
-    "zero": torch.uint8,
-    "signed zero": torch.int8,
-}
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredNumbers:

@@ -58,7 +58,7 @@ class AlignedAttention:
             first, end = max(start, span.first), min(stop, span.end)
             rows = slice(span.rows.start + first - span.first, span.rows.start + end - span.first)
             query = functional.pad(q[rows], (0, 0, 0, 0, first - start, stop - end))
-            seen = reference.visible(torch.arange(start, stop), torch.arange(stop), rule.window)
+            seen = reference.visible(torch.arange(start, stop), torch.arange(stop), rule)
             answer = reference.attention(query, k[:, :stop], v[:, :stop], seen, rule, sinks)
             out[rows] = answer[first - start : end - start]
 

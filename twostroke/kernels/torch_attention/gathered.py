@@ -39,7 +39,7 @@ class Tile:
             mask = None
             if self.rows.stop - self.rows.start > 1:
                 keys = torch.arange(first, self.context_len, dtype=torch.int32)
-                mask = reference.visible(self.positions, keys, rule.window)
+                mask = reference.visible(self.positions, keys, rule)
             self.masks[rule.window] = first, mask
         first, mask = self.masks[rule.window]
         return slice(first, self.context_len), mask

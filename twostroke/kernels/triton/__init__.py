@@ -7,8 +7,7 @@ grouped.py      products of experts over rows that are sorted by expert
 codes.py        products with weights that stay codes
 elementwise.py  norms with their residual sum, the gated product
 bytes.py        numbers of one byte: decoded after a load, encoded before a store
-pages.py        whole pages to and from a contiguous buffer
-rules.py        windows, soft caps and sinks of layers
+rules.py        what layers see, their soft caps and sinks
 attention.py    the backend: which span goes to which kernel
 nibbles.py, nibble_spans.py, nibble_attention.py    the same for pages of 4-bit numbers, whose blocks are stored whole
 

@@ -131,6 +131,9 @@ class Decode:
     plans: Mapping[int | None, DecodePlan]
     """One plan for each window that layers have."""
 
+    def plan_of(self, rule: AttentionRule) -> DecodePlan:
+        return self.plans[rule.window]
+
 
 def planned(
     spans: Spans,
@@ -178,10 +181,10 @@ class TritonStep:
     def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         backend = self._backend
         check_pool(backend.pool, layer)
-        window = backend.rules[layer].window
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for decode in self._decodes:
-            decode_attention(q, backend.pool, layer, decode.spans, backend.rules, out, decode.plans[window], sinks)
+            plan = decode.plan_of(backend.rules[layer])
+            decode_attention(q, backend.pool, layer, decode.spans, backend.rules, out, plan, sinks)
         if self._prefill is not None:
             prefill_attention(q, backend.pool, layer, self._prefill, backend.rules, out, backend.prefill, sinks)
         return out.flatten(1)

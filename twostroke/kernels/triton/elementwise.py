@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 SILU_COLUMNS = 1024
-"""Per program of the gated product: enough rows and columns to fill the chip at batch 1 with the widest layers."""
+"""Columns per program of the gated product: few enough that the widest layers fill the chip at batch 1."""
 
 
 class TritonElementwise:

@@ -164,6 +164,11 @@ class FurtherGroup(GroupPool):
     page of a block, the others have removed theirs before.
     """
 
+    @property
+    @abc.abstractmethod
+    def tail_blocks(self) -> int:
+        """Number of last blocks of a prefix whose pages here a sequence needs to continue."""
+
     @abc.abstractmethod
     def depth(self, hashes: Sequence[BlockHash], most: int) -> int:
         """Returns after how many of these blocks a sequence can continue. The first group has the pages of `most` of

@@ -6,9 +6,12 @@ window group has fewer pages. The ratio is that of a sequence of the usual lengt
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from twostroke.config import WorkerConfig
+from twostroke.kv_cache.groups.page_group import PageGroup
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.kv_cache.pool_size import GroupPages, PoolSize, enough_pages
 
@@ -33,6 +36,26 @@ class SharedPool:
     step_tokens: int
     window_share: float | None = None
     """Pages of the window group for each page of the full one; None: what sequences of a usual length need."""
+
+    @classmethod
+    def of(
+        cls,
+        config: WorkerConfig,
+        groups: Sequence[PageGroup],
+        page_sizes: tuple[int, ...],
+        *,
+        longest: int,
+        on_gpu: bool = False,
+    ) -> SharedPool:
+        """Returns the pool of a worker, with pages of these sizes for each group."""
+        return cls(
+            page_sizes=page_sizes,
+            window=groups[-1].window,
+            block_size=config.cache.block_size,
+            longest=longest,
+            step_tokens=config.schedule.step_tokens(on_gpu=on_gpu),
+            window_share=config.cache.kv_window_share,
+        )
 
     def layout(self, memory_bytes: int) -> PoolLayout:
         """Returns how many pages of each group the memory holds. Raises ConfigError where they are too few."""
@@ -61,13 +84,13 @@ class SharedPool:
         """
         return 2 * self._window_blocks + -(-self.step_tokens // self.block_size)
 
-    def size(self, memory_bytes: int) -> PoolSize:
-        """Returns the figures of the pool that the memory holds. Raises ConfigError as `layout` does."""
-        first, *others = self.layout(memory_bytes).regions
+    def size_of(self, layout: PoolLayout) -> PoolSize:
+        """Returns the figures of a pool with these pages."""
+        first, *others = layout.regions
         if not others:
             return PoolSize(first.pages, first.page_bytes, self.block_size)
         windows = GroupPages(others[0].pages, others[0].page_bytes, self._window, self._window_blocks)
-        return PoolSize(first.pages, first.page_bytes, self.block_size, windows)
+        return PoolSize(first.pages, first.page_bytes, self.block_size, (windows,))
 
     @property
     def _window(self) -> int:

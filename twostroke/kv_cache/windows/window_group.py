@@ -54,6 +54,10 @@ class WindowGroup(FurtherGroup):
         """Tells whether the part of this block is filled or arriving."""
         return block_hash in self._by_hash
 
+    @property
+    def tail_blocks(self) -> int:
+        return self.shape.tail_blocks
+
     def depth(self, hashes: Sequence[BlockHash], most: int) -> int:
         return deepest(most, self.shape.tail_blocks, lambda block: self.find(hashes[block]) is not None)
 

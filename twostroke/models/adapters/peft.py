@@ -26,10 +26,10 @@ WEIGHTS_FILE: Final = "adapter_model.safetensors"
 PICKLED_FILE: Final = "adapter_model.bin"
 DIGEST_BYTES: Final = 16
 MOST_LORA_RANK: Final = 512
-"""The greatest rank of an adapter; vLLM serves no greater one."""
+"""The greatest adapter rank; vLLM serves no greater one."""
 MOST_CONFIG_BYTES: Final = 1 << 20
 MOST_WEIGHT_BYTES: Final = 4 << 30
-"""Rank 512 on every projection of a model with 8 billion parameters has about 3 GiB."""
+"""Adapter rank 512 on every projection of a model with 8 billion parameters has about 3 GiB."""
 
 DTYPES: Final[Mapping[str, npt.DTypeLike]] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 """Types of tensors that are read, with that of their bytes."""
@@ -149,7 +149,7 @@ def _lora_rank(config: Mapping[str, Any], most_lora_rank: int) -> int:
         raise _refused(f"peft_type is {_shown(config.get('peft_type'))}; LORA is served")
     lora_rank = config.get("r")
     if type(lora_rank) is not int or not 1 <= lora_rank <= most_lora_rank:
-        raise _refused(f"r (the rank) is {_shown(lora_rank)}; from 1 to {most_lora_rank} is served")
+        raise _refused(f"r (the adapter rank) is {_shown(lora_rank)}; from 1 to {most_lora_rank} is served")
     return lora_rank
 
 
@@ -217,8 +217,8 @@ def _is_computed(place: str, module: str) -> bool:
 
 
 def _checked(name: str, side: str, tensor: StoredTensor, lora_rank: int) -> Floats:
-    is_of_rank = len(tensor.shape) == 2 and 0 not in tensor.shape and tensor.shape[side == "B"] == lora_rank
-    if not is_of_rank:
+    is_of_lora_rank = len(tensor.shape) == 2 and 0 not in tensor.shape and tensor.shape[side == "B"] == lora_rank
+    if not is_of_lora_rank:
         raise _refused(f"tensor {name[:120]!r} has shape {list(tensor.shape)}, and r is {lora_rank}")
     numbers = tensor.floats()
     if not np.isfinite(numbers).all():

@@ -21,7 +21,7 @@ from twostroke.base.cache_key import cache_key
 from twostroke.base.errors import ConfigError
 from twostroke.config import ModelConfig
 from twostroke.models.catalog.places import cache_dir
-from twostroke.models.checks.device_check import check_on_gpus
+from twostroke.models.checks.device_check import check_computed
 from twostroke.models.file_versions import FileVersion
 from twostroke.models.known_specs import known_spec, spec_key
 from twostroke.models.weights.stored.check import check_weights
@@ -68,14 +68,17 @@ def check_tensors(directory: Path, model: ModelConfig) -> str | None:
 
     from twostroke.models.checks.unread_tensors import check_family_tensors
     from twostroke.models.families.table import named
-    from twostroke.models.ranks.stored_shares import check_orders, shares_in
+    from twostroke.models.shares.share import check_shared_out
+    from twostroke.models.shares.shared_out import check_orders, shares_in
     from twostroke.models.weights.stored.formats import open_weights
     from twostroke.models.weights.tensors import take_weights
 
     spec = known_spec(directory, model.max_model_len, model.model_impl)
     if model.names_gpu:
-        check_on_gpus(spec, model, has_codes=layouts_in(directory) is not None)
+        check_computed(spec)
     for flag, ranks in model.ranks_by_flag:
+        if model.names_gpu:
+            check_shared_out(flag, ranks, has_codes=layouts_in(directory) is not None)
         check_orders(directory, shares_in(directory, spec, ranks, is_int8=model.weights == "int8", flag=flag)[0])
     if spec.generic is not None:
         from twostroke.models.generic.checkpoint import load_checkpoint  # loads transformers

@@ -19,13 +19,13 @@ from twostroke.kernels.cpu.weights.arena import Arena
 from twostroke.kernels.products.linear import Linears, TorchLinears
 from twostroke.kernels.products.steady import SteadyLinears
 from twostroke.kernels.products.stored import Matrix
+from twostroke.models.decoders.collective import Collective
 from twostroke.models.decoders.native_transformer import NativeTransformer
 from twostroke.models.decoders.transformer import Model, Transformer
 from twostroke.models.families.table import named
 from twostroke.models.page_forms.balanced_keys import balanced
 from twostroke.models.page_forms.key_centers import key_centers
-from twostroke.models.ranks.interface import Ranks
-from twostroke.models.ranks.shared_out import shared_out
+from twostroke.models.shares.shared_out import shared_out
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.packed_weights import PackedModel
 from twostroke.models.weights.products import ModelWeights, take_products
@@ -54,13 +54,13 @@ def load_model(
     backend: AttentionBackend,
     kernels: Kernels | None,
     options: LoadOptions,
-    ranks: Ranks | None = None,
+    collective: Collective | None = None,
 ) -> Model:
     """Loads the model: one native call per step where `kernels` can serve it, else torch operations.
 
-    `ranks`: those that compute the rest of the model, where `spec` is the share of one of them. Raises ConfigError in
+    `collective`: the processes that compute the rest of the model, where `spec` is a share of it. Raises ConfigError in
     three cases: there is no kernel for the int8 weights that are asked for, the weights cannot be divided among the
-    ranks, or torch cannot keep what `is_deterministic` asks for.
+    processes, or torch cannot keep what `is_deterministic` asks for.
     """
     dtype, is_int8, with_head = options.dtype, options.is_int8, options.with_head
     if is_int8 and layouts_in(directory) is not None:
@@ -75,7 +75,7 @@ def load_model(
         pack = functools.partial(_native_linears, kernels, backend.team, is_int8)
         weights = PackedModel(directory, spec, dtype, is_int8, pack).load(with_head=with_head)
         return NativeTransformer(
-            spec, weights, backend, kernels, is_deterministic=options.is_deterministic, ranks=ranks
+            spec, weights, backend, kernels, is_deterministic=options.is_deterministic, collective=collective
         )
     if is_int8:
         raise ConfigError(
@@ -85,7 +85,7 @@ def load_model(
         )
     linears = SteadyLinears() if options.is_deterministic else TorchLinears()
     weights = load_weights(directory, spec, dtype, with_head=with_head, linears=linears)
-    return Transformer(spec, weights, backend, ranks)
+    return Transformer(spec, weights, backend, collective)
 
 
 def load_weights(

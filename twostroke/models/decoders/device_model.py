@@ -4,8 +4,8 @@ after it.
 x --norm--> qkv --[head norm]--> rope, pages <- k v, attend --> output --[norm]--(+)norm-->
     inner, activation --> down --[norm]--(+)norm--> ..
 
-A layer with experts has a mixture of such MLPs. With several ranks, output and down give parts of sums over the ranks,
-and the first rank gathers the columns of the head.
+A layer with experts has a mixture of such MLPs. With several processes, output and down give parts of sums over all of
+them, and the first one gathers the columns of the head.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from twostroke.kernels.attention.interface import AttentionStep
 from twostroke.kernels.products.elementwise import Elementwise
 from twostroke.kernels.products.grouped import GroupedProducts
 from twostroke.kernels.products.linear import Linears
+from twostroke.models.decoders.collective import Alone, Collective
 from twostroke.models.decoders.device_mixture import DeviceMixture
-from twostroke.models.ranks.interface import OneRank, Ranks
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.products import LayerWeights, layer_products
 from twostroke.models.weights.tensors import DeviceWeights, NormWeights
@@ -39,10 +39,11 @@ class DeviceModel:
         elementwise: Elementwise,
         grouped: GroupedProducts,
         linears: Linears,
-        ranks: Ranks | None = None,
+        collective: Collective | None = None,
     ) -> None:
         self._spec = spec
-        self._ranks = ranks or OneRank()
+        self.collective = collective or Alone()
+        """The other processes that compute the model."""
         self._elementwise = elementwise
         self._qkv_heads = [spec.heads, spec.kv_heads, spec.kv_heads]
         table = weights.embedding
@@ -65,9 +66,9 @@ class DeviceModel:
     ) -> torch.Tensor | None:
         """Writes the KV of all tokens, and returns logits [sampled, vocab] of the rows that are sampled.
 
-        None for `sample_rows` stops as soon as the last layer's KV is written, and other ranks than the first have no
-        logits. `count` int32 [1] says how many of the
-        first rows are tokens, and None that all are: the load of experts counts no other.
+        None for `sample_rows` stops as soon as the last layer's KV is written. Only the first process has logits.
+        `count` int32 [1] says how many of the first rows are tokens, and None that all are: the load of experts counts
+        no other.
         """
         layers = self._layers
         x = self._embedded(tokens, positions)
@@ -83,7 +84,7 @@ class DeviceModel:
             next_norm = self._last_norm if index == last else layers[index + 1].attention_norm
             normed, x = self._finish(index, x, attended, next_norm, count)
         assert self._head is not None, "sampling on a worker without a head"
-        logits = self._ranks.gather(self._head(normed))
+        logits = self.collective.gather(self._head(normed))
         return None if logits is None else reference.capped(logits, self._spec.final_softcap)
 
     def _embedded(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -119,7 +120,7 @@ class DeviceModel:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the normalised input of the next layer, and the residual stream after this layer."""
         layer = self._layers[index]
-        attention = self._ranks.all_reduce(layer.attention_output(attended))
+        attention = self.collective.all_reduce(layer.attention_output(attended))
         if layer.attention_output_norm is not None:
             attention = self._norm(attention, layer.attention_output_norm)
         if self._spec.is_parallel:
@@ -132,9 +133,9 @@ class DeviceModel:
     def _mlp(self, index: int, normed: torch.Tensor, count: torch.Tensor | None) -> torch.Tensor:
         layer, experts = self._layers[index], self._experts[index]
         if experts is not None:
-            return self._ranks.all_reduce(self._mixture(index, normed, experts, layer.mlp, count))
+            return self.collective.all_reduce(self._mixture(index, normed, experts, layer.mlp, count))
         assert layer.mlp is not None, "a dense layer has an MLP"
-        y = self._ranks.all_reduce(layer.mlp.down(layer.mlp.inner(normed)))
+        y = self.collective.all_reduce(layer.mlp.down(layer.mlp.inner(normed)))
         return y if layer.mlp_output_norm is None else self._norm(y, layer.mlp_output_norm)
 
     def _norm(self, x: torch.Tensor, norm: NormWeights) -> torch.Tensor:

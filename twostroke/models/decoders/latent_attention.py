@@ -21,7 +21,7 @@ def queries_and_keys(projected: torch.Tensor, weights: Latents, spec: LatentSpec
     """
     rows = len(projected)
     queries = projected.shape[1] - spec.key_dim
-    q, latent, rotated = torch.split(projected, [queries, spec.rank, spec.rope_dim], dim=1)
+    q, latent, rotated = torch.split(projected, [queries, spec.latent_dim, spec.rope_dim], dim=1)
     if weights.queries is not None and weights.query_norm is not None:
         q = weights.queries(_norm(q, weights.query_norm, spec))
     plain, turned = torch.split(q.reshape(rows, -1, spec.query_dim), [spec.plain_dim, spec.rope_dim], dim=2)
@@ -31,7 +31,7 @@ def queries_and_keys(projected: torch.Tensor, weights: Latents, spec: LatentSpec
 
 
 def values_of(attended: torch.Tensor, weights: Latents) -> torch.Tensor:
-    """Returns values [T, heads * value_dim] of each head's sum of latents [T, heads * rank]."""
+    """Returns values [T, heads * value_dim] of each head's sum of latents [T, heads * latent_dim]."""
     by_head = attended.chunk(len(weights.expand), dim=1)
     return torch.cat([product(latents) for latents, product in zip(by_head, weights.expand, strict=True)], dim=1)
 

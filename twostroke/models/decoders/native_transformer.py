@@ -20,8 +20,8 @@ from twostroke.kernels.cpu.forward import (
 from twostroke.kernels.cpu.linear import PanelLinear
 from twostroke.kernels.pools.parted_pool import parts_of
 from twostroke.kernels.products.linear import ActivatedProduct, Linear
+from twostroke.models.decoders.collective import Alone, Collective
 from twostroke.models.decoders.mixture import counters
-from twostroke.models.ranks.interface import OneRank, Ranks
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.products import Experts, Latents, LayerWeights, ModelWeights
 from twostroke.models.weights.tensors import NormWeights
@@ -38,10 +38,10 @@ class NativeTransformer:
         kernels: Kernels,
         *,
         is_deterministic: bool = False,
-        ranks: Ranks | None = None,
+        collective: Collective | None = None,
     ) -> None:
         self._backend = backend
-        self._ranks = ranks or OneRank()
+        self._collective = collective or Alone()
         self.expands_prompts = not is_deterministic and spec.latents is not None and _has_bfloat16_pages(backend)
         """Whether long chunks attend to keys and values that are made of latents, and so have other bits."""
         self.expert_load, tokens = counters(spec)
@@ -63,7 +63,7 @@ class NativeTransformer:
             embedding_scale=torch.tensor(spec.embedding_scale, dtype=torch.bfloat16).item(),
             final_softcap=spec.final_softcap,
             is_parallel=spec.is_parallel,
-            ranks=self._ranks.native,
+            collective=self._collective.native,
         )
         self._forward = NativeForward(kernels, backend.team, model)
 
@@ -78,7 +78,7 @@ class NativeTransformer:
             counts = torch.tensor(batch.query_starts).diff()
             adapters = addresses.repeat_interleave(counts)
         logits = self._forward(tokens.int(), step, sample_rows, batch.kernels, adapters)
-        return None if logits is None else self._ranks.gather(logits)
+        return None if logits is None else self._collective.gather(logits)
 
 
 def _has_bfloat16_pages(backend: NativeAttention) -> bool:
@@ -112,7 +112,7 @@ def _latents(latents: Latents, spec: ModelSpec) -> ForwardLatents:
     assert spec.latents is not None
     return ForwardLatents(
         projected=next(iter(spec.attention_inputs.values())),
-        rank=spec.latents.rank,
+        latent_dim=spec.latents.latent_dim,
         plain_dim=spec.latents.plain_dim,
         rope_dim=spec.latents.rope_dim,
         value_dim=spec.latents.value_dim,

@@ -17,10 +17,10 @@ from torch.nn import functional
 from twostroke.kernels import reference
 from twostroke.kernels.attention.interface import AttentionBackend, AttentionStep, RaggedBatch
 from twostroke.models.adapters.products import StepAdapters, adapters_of_rows
+from twostroke.models.decoders.collective import Alone, Collective
 from twostroke.models.decoders.latent_attention import queries_and_keys, values_of
 from twostroke.models.decoders.mixture import counters, mixture
 from twostroke.models.expert_load import ExpertLoad
-from twostroke.models.ranks.interface import OneRank, Ranks
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.products import LayerWeights, ModelWeights
 from twostroke.models.weights.tensors import NormWeights
@@ -45,10 +45,10 @@ class Transformer:
     """In torch's operations, on any device: weights, and the attention backend that knows the pages."""
 
     def __init__(
-        self, spec: ModelSpec, weights: ModelWeights, backend: AttentionBackend, ranks: Ranks | None = None
+        self, spec: ModelSpec, weights: ModelWeights, backend: AttentionBackend, collective: Collective | None = None
     ) -> None:
         self._spec = spec
-        self._ranks = ranks or OneRank()
+        self._collective = collective or Alone()
         self._weights = weights
         self._backend = backend
         self._qkv_heads = [spec.heads, spec.kv_heads, spec.kv_heads]
@@ -73,7 +73,7 @@ class Transformer:
                 adapters = None if adapters is None or sample_rows is None else adapters.pruned(sample_rows)
             x = self._finish(index, layer, x, attended, adapters)
         assert self._weights.head is not None, "sampling on a worker without a head"
-        logits = self._ranks.gather(self._weights.head(self._norm(x, self._weights.norm)))
+        logits = self._collective.gather(self._weights.head(self._norm(x, self._weights.norm)))
         return None if logits is None else reference.capped(logits, self._spec.final_softcap)
 
     def _embedded(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -92,7 +92,7 @@ class Transformer:
         normed = self._norm(x, layer.attention_norm)
         if layer.latents is not None and spec.latents is not None:
             q, k = queries_and_keys(layer.qkv(normed), layer.latents, spec.latents)
-            return step.store(index, q, k, k[..., : spec.latents.rank])
+            return step.store(index, q, k, k[..., : spec.latents.latent_dim])
         qkv = _with(adapters, index, "qkv", normed, layer.qkv(normed)).view(len(x), -1, spec.head_dim)
         q, k, v = torch.split(qkv, self._qkv_heads, dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -103,7 +103,7 @@ class Transformer:
         self, index: int, layer: LayerWeights, x: torch.Tensor, attended: torch.Tensor, adapters: StepAdapters | None
     ) -> torch.Tensor:
         part = _with(adapters, index, "output", attended, layer.attention_output(attended))
-        attention = self._ranks.all_reduce(part)
+        attention = self._collective.all_reduce(part)
         if layer.attention_output_norm is not None:
             attention = self._norm(attention, layer.attention_output_norm)
         if self._spec.is_parallel:
@@ -115,10 +115,10 @@ class Transformer:
         normed, experts = self._norm(x, layer.mlp_norm), self._spec.experts_of(index)
         if experts is not None and layer.experts is not None:
             part = mixture(normed, layer.experts, layer.mlp, experts, self._expert_tokens[index])
-            return self._ranks.all_reduce(part)
+            return self._collective.all_reduce(part)
         assert layer.mlp is not None, "a dense layer has an MLP"
         inner = layer.mlp.inner(normed, functools.partial(_with, adapters, index, "gate_up"))
-        y = self._ranks.all_reduce(_with(adapters, index, "down", inner, layer.mlp.down(inner)))
+        y = self._collective.all_reduce(_with(adapters, index, "down", inner, layer.mlp.down(inner)))
         return y if layer.mlp_output_norm is None else self._norm(y, layer.mlp_output_norm)
 
     def _norm(self, x: torch.Tensor, norm: NormWeights) -> torch.Tensor:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twostroke.base.errors import ConfigError
-from twostroke.config import ModelConfig
+from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
 from twostroke.kv_cache.form import AnyForm, PageShape, page_form
 from twostroke.kv_cache.groups.page_group import groups_apart
-from twostroke.kv_cache.pool_size import enough_pages
+from twostroke.kv_cache.pool_size import enough_pages, host_pool_bytes
 from twostroke.models.catalog.places import locate
 from twostroke.models.known_specs import known_spec
-from twostroke.models.memory_needs import WeightBytes, weights_on_cpu
+from twostroke.models.memory_needs import WeightBytes, plain_weights, weights_on_cpu
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.stored.model_files import LayoutOf, layouts_in
 
@@ -41,24 +41,55 @@ def naming_draft(name: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftPool:
-    """The private pages of a draft model on one decode worker."""
+class DraftModelPlan:
+    """What a draft model takes on one decode worker in addition to the model."""
 
+    name: str
+    spec: ModelSpec
+    is_int8: bool
+    """Whether native kernels round its weights to int8."""
+    weights: WeightBytes
+    weights_kind: str
+    form: AnyForm
     shapes: tuple[PageShape, ...]
     """Dimensions of its blocks: those of one group, since its pages hold all layers whole."""
-    form: AnyForm
     pages: int
 
     @property
     def page_bytes(self) -> int:
         return self.form.page_bytes(self.shapes[0])
 
+    @property
+    def pool_bytes(self) -> int:
+        """What its pages take, with their scratch page and generations."""
+        return host_pool_bytes(self.pages, self.page_bytes)
 
-def draft_pool(spec: ModelSpec, dtype: str, block_size: int, cache_bytes: int) -> DraftPool:
-    """Returns what fits into the page memory of a draft model. Raises ConfigError where that is too small."""
+    @property
+    def tokens(self) -> int:
+        return self.pages * self.shapes[0].block
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights.total + self.pool_bytes
+
+
+def plan_draft(
+    directory: Path, model: ModelConfig, cache: CacheConfig, schedule: ScheduleConfig, *, is_packed: bool = True
+) -> DraftModelPlan:
+    """Returns what a decode worker holds for its draft model, which is in a directory.
+
+    `is_packed`: native kernels compute it if they can. Raises ConfigError where its page memory is too small.
+    """
+    dtype, spec = model.dtype, known_spec(directory)
     form, groups = page_form(dtype), groups_apart(spec.page_groups, by_whole_blocks=True)
-    shapes = spec.page_shapes(block_size, groups)
-    return DraftPool(shapes, form, enough_pages(cache_bytes, form.page_bytes(shapes[0]), flag=CACHE_FLAG))
+    shapes = spec.page_shapes(cache.block_size, groups)
+    weights, kind, is_int8 = plain_weights(spec, dtype), dtype, False
+    if is_packed:
+        layouts = layouts_in(directory)
+        is_int8 = _is_drafted_in_int8(spec, dtype, layouts)
+        weights, kind = weights_on_cpu(spec, dtype, layouts, is_int8=is_int8)
+    pages = enough_pages(schedule.draft_cache_bytes, form.page_bytes(shapes[0]), flag=CACHE_FLAG)
+    return DraftModelPlan(schedule.draft_model or "", spec, is_int8, weights, kind, form, shapes, pages)
 
 
 def check_draft(name: str, draft: Path, model: Path) -> None:
@@ -78,7 +109,7 @@ def check_draft(name: str, draft: Path, model: Path) -> None:
         )
 
 
-def is_drafted_in_int8(spec: ModelSpec, dtype: str, layouts: LayoutOf | None) -> bool:
+def _is_drafted_in_int8(spec: ModelSpec, dtype: str, layouts: LayoutOf | None) -> bool:
     """Returns whether native kernels round a draft model to int8: `layouts`, of its files, say what is quantised."""
     return dtype == "bfloat16" and spec.generic is None and layouts is None
 
@@ -86,7 +117,7 @@ def is_drafted_in_int8(spec: ModelSpec, dtype: str, layouts: LayoutOf | None) ->
 def check_draft_size(name: str, draft: Path, model_dir: Path, model: ModelConfig) -> None:
     """Raises ConfigError where a step of the draft model reads no fewer bytes of weights than one of the model."""
     spec, layouts = known_spec(draft), layouts_in(draft)
-    is_int8 = is_drafted_in_int8(spec, model.dtype, layouts)
+    is_int8 = _is_drafted_in_int8(spec, model.dtype, layouts)
     own, _ = weights_on_cpu(spec, model.dtype, layouts, is_int8=is_int8)
     whole, layouts = known_spec(model_dir, model.max_model_len, model.model_impl), layouts_in(model_dir)
     others, _ = weights_on_cpu(whole, model.dtype, layouts, is_int8=model.weights == "int8")

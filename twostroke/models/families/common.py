@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from twostroke.kernels.activation import Activation
@@ -44,36 +44,25 @@ def attention_bias(published: PublishedConfig) -> Mapping[str, bool]:
     return {"qkv_bias": has_bias, "attention_output_bias": has_bias}
 
 
-def one_window(published: PublishedConfig) -> tuple[AttentionRule, ...]:
-    """Returns the rules of a family with the same window in all layers; none where they have no window."""
-    if published.config.sliding_window is None:
-        return ()
-    rule = AttentionRule(scale=published.head_dim() ** -0.5, window=_window(published))
-    layers: int = published.config.num_hidden_layers
-    return (rule,) * layers
-
-
-def typed_windows(
+def attention_rules(
     published: PublishedConfig, *, scale: float | None = None, softcap: float | None = None, sliding_rope: int = 0
 ) -> tuple[AttentionRule, ...]:
-    """Returns the rules of a family with a config that names the layers with a window; none where all rules are usual.
+    """Returns the rule of each layer as the config says which of them have a window; none where all rules are usual.
 
-    Raises UnsupportedModel for layers that are neither full nor sliding, and for a window below one token.
+    A config names the kind of each layer, or has one window for all. Raises UnsupportedModel for other kinds than full
+    and sliding, and for a window below one token.
     """
-    kinds: Sequence[str] = published.layer_types()
-    if scale is None and softcap is None and "sliding_attention" not in kinds:
+    config, window = published.config, published.config.sliding_window
+    names_kinds = hasattr(type(config), "layer_types")
+    if not names_kinds and window is None:
         return ()
+    kinds = published.layer_types() if names_kinds else ["sliding_attention"] * config.num_hidden_layers
+    has_sliding = "sliding_attention" in kinds
+    if scale is None and softcap is None and not has_sliding:
+        return ()
+    if has_sliding and window is not None and window < 1:
+        raise published.refusal(f"sliding_window {window!r}")
     usual = published.head_dim() ** -0.5 if scale is None else scale
     full = AttentionRule(scale=usual, softcap=softcap)
-    if "sliding_attention" not in kinds:
-        return (full,) * len(kinds)
-    sliding = AttentionRule(scale=usual, softcap=softcap, window=_window(published), rope=sliding_rope)
+    sliding = AttentionRule(scale=usual, softcap=softcap, window=window, rope=sliding_rope)
     return tuple(full if kind == "full_attention" else sliding for kind in kinds)
-
-
-def _window(published: PublishedConfig) -> int | None:
-    """Returns the window of layers that have one; None where they see all tokens in spite of their kind."""
-    window: int | None = published.config.sliding_window
-    if window is not None and window < 1:
-        raise published.refusal(f"sliding_window {window!r}")
-    return window

@@ -1,11 +1,11 @@
-"""Gemma 2: norms around attention and MLP, soft caps on scores and logits, and a window in every other layer."""
+"""Gemma 2: norms around attention and MLP, soft caps on scores and logits, and every other layer is sliding."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from twostroke.kernels.activation import Activation
-from twostroke.models.families.common import attention_bias, read_like_llama, typed_windows
+from twostroke.models.families.common import attention_bias, attention_rules, read_like_llama
 from twostroke.models.families.published import PublishedConfig
 from twostroke.models.families.tensors import Family
 from twostroke.models.spec import ModelSpec
@@ -34,7 +34,7 @@ def gemma_fields(published: PublishedConfig) -> dict[str, Any]:
 
 def _read(published: PublishedConfig) -> ModelSpec:
     config = published.config
-    rules = typed_windows(published, scale=config.query_pre_attn_scalar**-0.5, softcap=config.attn_logit_softcapping)
+    rules = attention_rules(published, scale=config.query_pre_attn_scalar**-0.5, softcap=config.attn_logit_softcapping)
     return read_like_llama(published, architecture=GEMMA2.architecture, layer_rules=rules, **gemma_fields(published))
 
 

@@ -1,10 +1,10 @@
-"""Gemma 3, its text models: as Gemma 2, with norms on the heads of q and k, and another rope for window layers."""
+"""Gemma 3, its text models: as Gemma 2, with norms on the heads of q and k, and another rope for sliding layers."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from twostroke.models.families.common import read_like_llama, typed_windows
+from twostroke.models.families.common import attention_rules, read_like_llama
 from twostroke.models.families.gemma2 import NAMES, gemma_fields
 from twostroke.models.families.published import PublishedConfig
 from twostroke.models.families.ropes import read_rope
@@ -21,7 +21,7 @@ def _read(published: PublishedConfig) -> ModelSpec:
         ropes=(read_rope(published, "full_attention"), read_rope(published, "sliding_attention")),
         max_position_embeddings=config.max_position_embeddings,
         qk_norm=True,
-        layer_rules=typed_windows(published, scale=config.query_pre_attn_scalar**-0.5, sliding_rope=1),
+        layer_rules=attention_rules(published, scale=config.query_pre_attn_scalar**-0.5, sliding_rope=1),
         **gemma_fields(published),
     )
 

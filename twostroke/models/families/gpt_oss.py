@@ -1,11 +1,11 @@
-"""gpt-oss: a window in every other layer, a sink in each softmax, and experts with biases and a clamped activation."""
+"""gpt-oss: every other layer is sliding, a sink in each softmax, and experts with biases and a clamped activation."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from twostroke.kernels.activation import Activation, Clamp
-from twostroke.models.families.common import attention_bias, read_like_llama, typed_windows
+from twostroke.models.families.common import attention_bias, attention_rules, read_like_llama
 from twostroke.models.families.experts import experts_per_token
 from twostroke.models.families.published import PublishedConfig
 from twostroke.models.families.tensors import Family
@@ -22,7 +22,7 @@ def _read(published: PublishedConfig) -> ModelSpec:
         published,
         architecture=GPT_OSS.architecture,
         activation=Activation(clamp=Clamp(alpha=config.swiglu_alpha, limit=config.swiglu_limit)),
-        layer_rules=typed_windows(published),
+        layer_rules=attention_rules(published),
         has_sinks=True,
         mlp_bias=True,
         experts=ExpertSpec(

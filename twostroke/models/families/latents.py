@@ -28,11 +28,11 @@ def latent_attention(published: PublishedConfig, *, is_interleaved: bool) -> dic
     published.require("attention_bias", False)
     published.require("num_key_value_heads", config.num_attention_heads)
     latents = LatentSpec(
-        rank=config.kv_lora_rank,
+        latent_dim=config.kv_lora_rank,
         plain_dim=config.qk_nope_head_dim,
         rope_dim=config.qk_rope_head_dim,
         value_dim=config.v_head_dim,
-        query_rank=config.q_lora_rank,
+        query_latent_dim=config.q_lora_rank,
         norm_epsilon=NORM_EPSILON,
         is_interleaved=is_interleaved,
     )

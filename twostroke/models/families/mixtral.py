@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from twostroke.models.families.common import one_window, read_like_llama
+from twostroke.models.families.common import attention_rules, read_like_llama
 from twostroke.models.families.experts import experts_per_token
 from twostroke.models.families.published import PublishedConfig
 from twostroke.models.families.tensors import Family
@@ -20,7 +20,7 @@ def _read(published: PublishedConfig) -> ModelSpec:
         is_normalised=True,
     )
     return read_like_llama(
-        published, architecture=MIXTRAL.architecture, layer_rules=one_window(published), experts=experts
+        published, architecture=MIXTRAL.architecture, layer_rules=attention_rules(published), experts=experts
     )
 
 

@@ -1,10 +1,10 @@
-"""Phi-3, 3.5 and 4: Llama with fused projections, a window, longrope, and in small models partly rotated heads."""
+"""Phi-3, 3.5 and 4: Llama with fused projections, sliding layers, longrope, partly rotated heads in small models."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from twostroke.models.families.common import one_window, read_like_llama
+from twostroke.models.families.common import attention_rules, read_like_llama
 from twostroke.models.families.published import PublishedConfig
 from twostroke.models.families.ropes import read_rope
 from twostroke.models.families.tensors import Family, FusedRows
@@ -17,7 +17,7 @@ def _read(published: PublishedConfig) -> ModelSpec:
         architecture=PHI3.architecture,
         ropes=(read_rope(published, may_be_partial=True),),
         max_position_embeddings=published.config.max_position_embeddings,
-        layer_rules=one_window(published),
+        layer_rules=attention_rules(published),
     )
 
 

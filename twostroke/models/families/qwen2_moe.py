@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from twostroke.models.families.common import read_like_llama, typed_windows
+from twostroke.models.families.common import attention_rules, read_like_llama
 from twostroke.models.families.experts import qwen_experts
 from twostroke.models.families.published import PublishedConfig
 from twostroke.models.families.tensors import Family
@@ -17,7 +17,7 @@ def _read(published: PublishedConfig) -> ModelSpec:
         published,
         architecture=QWEN2_MOE.architecture,
         qkv_bias=bool(config.qkv_bias),
-        layer_rules=typed_windows(published),
+        layer_rules=attention_rules(published),
         **qwen_experts(published, shared_width=config.shared_expert_intermediate_size),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from twostroke.models.families.common import attention_bias, one_window, read_like_llama
+from twostroke.models.families.common import attention_bias, attention_rules, read_like_llama
 from twostroke.models.families.experts import qwen_experts
 from twostroke.models.families.published import PublishedConfig
 from twostroke.models.families.tensors import Family
@@ -16,7 +16,7 @@ def _read(published: PublishedConfig) -> ModelSpec:
         published,
         architecture=QWEN3_MOE.architecture,
         qk_norm=True,
-        layer_rules=one_window(published),
+        layer_rules=attention_rules(published),
         **attention_bias(published),
         **qwen_experts(published),
     )

@@ -120,7 +120,7 @@ def _latent_orders(latents: LatentSpec) -> Mapping[str, torch.Tensor]:
         channels = torch.arange(before + latents.rope_dim)
         return torch.cat((channels[:before], channels[before::2], channels[before + 1 :: 2]))
 
-    return {**dict.fromkeys(_LATENT_QUERIES, order(latents.plain_dim)), _LATENT_KEY: order(latents.rank)}
+    return {**dict.fromkeys(_LATENT_QUERIES, order(latents.plain_dim)), _LATENT_KEY: order(latents.latent_dim)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

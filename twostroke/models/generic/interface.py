@@ -51,7 +51,7 @@ class SeenTokens:
     allows: Any
     """transformers' own mask function, of batch, head, query and key indices."""
     local_size: int | None
-    """The window, or the chunk, that the layer was made with."""
+    """How many tokens a layer sees, or the size of its chunks, where it was made with one of them."""
 
 
 def intercept(model: torch.nn.Module, attention: InterceptedAttention) -> None:

@@ -16,7 +16,7 @@ from twostroke.models.generic.interface import PAGED, SINKS, AttentionCall, inte
 from twostroke.models.spec import ModelSpec
 
 PLAIN_ATTENTION = "eager"
-"""transformers' own attention that keeps to every option: scales, windows, caps."""
+"""transformers' own attention that keeps to every option."""
 
 
 class PagedAttention:

@@ -18,7 +18,7 @@ from twostroke.models.catalog.places import cache_dir
 from twostroke.models.families.table import named
 from twostroke.models.file_versions import FileVersions, unchanged
 from twostroke.models.page_forms.balanced_keys import balanced
-from twostroke.models.ranks.shared_out import shared_out
+from twostroke.models.shares.shared_out import shared_out
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.digest import weights_digest
 from twostroke.models.weights.packed_file import SUFFIX, mapped

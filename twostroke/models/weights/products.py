@@ -114,7 +114,7 @@ def take_products(
 
 
 def _head(source: WeightSource, spec: ModelSpec, embedding: torch.Tensor | Linear, linears: Linears) -> Linear:
-    """Returns the head. A tied table that is a product already is the head, too, where one rank computes all logits."""
+    """Returns the head. A tied table that is a product already is the head, too, where all logits are computed here."""
     if spec.tie_word_embeddings and spec.share is None and not isinstance(embedding, torch.Tensor):
         return embedding
     name = "model.embed_tokens.weight" if spec.tie_word_embeddings else "lm_head.weight"

@@ -67,17 +67,17 @@ class LatentWeights:
     """What makes queries, keys and values of latents, in a layer that attends to those."""
 
     norm: torch.Tensor
-    """[rank]"""
+    """[latent_dim]"""
     query_norm: torch.Tensor | None
-    """[query_rank]"""
+    """[query_latent_dim]"""
     queries: DenseWeights | None
-    """query_rank -> heads; None, as the norm is, where queries are made from the hidden state."""
+    """query_latent_dim -> heads; None, as the norm is, where queries are made from the hidden state."""
     absorb: tuple[torch.Tensor, ...]
-    """[rank, plain_dim] of each head: from its query to what is multiplied with latents."""
+    """[latent_dim, plain_dim] of each head: from its query to what is multiplied with latents."""
     expand: tuple[torch.Tensor, ...]
-    """[value_dim, rank] of each head: from a sum of latents to one of its values."""
+    """[value_dim, latent_dim] of each head: from a sum of latents to one of its values."""
     up: torch.Tensor
-    """[heads * (plain_dim + value_dim), rank]: from a latent to each head's key and value, as in the model's files."""
+    """[heads * (plain_dim + value_dim), latent_dim]: from a latent to each head's key and value, as in files."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,7 +165,7 @@ def _head(source: WeightSource, spec: ModelSpec, embedding: torch.Tensor) -> Wei
     if spec.share is None:
         return _weight([matrix])
     assert isinstance(matrix, torch.Tensor), "matrices of codes are not shared out"
-    return matrix[words].clone()  # a view would keep the rows of other ranks in memory
+    return matrix[words].clone()  # a view would keep the rows of other shares in memory
 
 
 def take_positions(source: WeightSource, spec: ModelSpec) -> torch.Tensor | None:
@@ -202,16 +202,17 @@ def take_layer(source: WeightSource, layer: int, spec: ModelSpec) -> DeviceLayer
 
 
 def _take_latents(source: WeightSource, name: str, spec: ModelSpec, latents: LatentSpec) -> LatentWeights:
-    rank, query_rank, rows = latents.rank, latents.query_rank, latents.plain_dim + latents.value_dim
-    heads = source.take(f"{name}.kv_b_proj.weight", spec.heads * rows, rank).view(spec.heads, rows, rank)
+    latent_dim, query_latent_dim = latents.latent_dim, latents.query_latent_dim
+    rows = latents.plain_dim + latents.value_dim
+    heads = source.take(f"{name}.kv_b_proj.weight", spec.heads * rows, latent_dim).view(spec.heads, rows, latent_dim)
     query_norm = queries = None
-    if query_rank is not None:
-        query_norm = source.take(f"{name}.q_a_layernorm.weight", query_rank)
+    if query_latent_dim is not None:
+        query_norm = source.take(f"{name}.q_a_layernorm.weight", query_latent_dim)
         queries = _take_dense(
-            source, [(f"{name}.q_b_proj", spec.heads * latents.query_dim)], query_rank, has_bias=False
+            source, [(f"{name}.q_b_proj", spec.heads * latents.query_dim)], query_latent_dim, has_bias=False
         )
     return LatentWeights(
-        norm=source.take(f"{name}.kv_a_layernorm.weight", rank),
+        norm=source.take(f"{name}.kv_a_layernorm.weight", latent_dim),
         query_norm=query_norm,
         queries=queries,
         absorb=tuple(head[: latents.plain_dim].t().contiguous() for head in heads),

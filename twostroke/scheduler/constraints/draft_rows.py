@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from twostroke.base.ids import PageId
-from twostroke.grammar.mask import mask_of
+from twostroke.base.token_mask import mask_of
 from twostroke.request import SamplingParams
 from twostroke.scheduler.batch import Batch, SampleRow
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from collections.abc import Sequence as ListOf
 
+from twostroke.base.token_mask import mask_of, narrowed
 from twostroke.grammar.advance import Advance
-from twostroke.grammar.mask import mask_of, narrowed
 from twostroke.grammar.state import GrammarState
 from twostroke.request import SampledToken, SamplingParams
 from twostroke.scheduler.batch import FeatureRows

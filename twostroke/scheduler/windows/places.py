@@ -8,7 +8,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.windows.shape import WindowShape
+from twostroke.kv_cache.windows.window_group import window_group_of
 from twostroke.scheduler.batch import Batch, GroupPlaces
 from twostroke.scheduler.batching import Chunk, FurtherPlaces, Ints
 from twostroke.scheduler.windows.held import held_of
@@ -42,9 +44,10 @@ class WindowPlaces(FurtherPlaces):
         return kept
 
 
-def places_of(window: WindowShape | None) -> FurtherPlaces:
+def places_of(pool: BlockPool) -> FurtherPlaces:
     """Returns what finds the places of a step beside those in the first group."""
-    return FurtherPlaces() if window is None else WindowPlaces(window)
+    windows = window_group_of(pool)
+    return FurtherPlaces() if windows is None else WindowPlaces(windows.shape)
 
 
 def with_windows(batch: Batch, window: WindowShape | None) -> Batch:

@@ -20,8 +20,8 @@ from collections.abc import Sequence as ListOf
 from twostroke.base.ids import BlockHash, PageId, SessionId
 from twostroke.kv_cache.parts import GroupKind, Part, parts_of
 from twostroke.kv_cache.pool import BlockPool, Claim
-from twostroke.kv_cache.windows.window_group import WindowGroup
-from twostroke.scheduler.progress import PageProgress
+from twostroke.kv_cache.windows.window_group import WindowGroup, window_group_of
+from twostroke.scheduler.progress import BlockProgress, PageProgress
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.windows.held import HeldWindows, held_by, held_of
 
@@ -307,3 +307,13 @@ class WindowProgress:
         if held.most is not None and reached >= held.promised:
             self._windows.commit(len(held.slots) - held.most)
             held.most = None
+
+
+def progress_of(
+    pool: BlockPool, block_size: int, step_tokens: int, loaded_depth: Callable[[ListOf[BlockHash]], int]
+) -> BlockProgress:
+    """Returns the progress of sequences through their blocks, with window parts where the pool has some."""
+    windows = window_group_of(pool)
+    if windows is None:
+        return PageProgress(pool, block_size)
+    return WindowProgress(pool, windows, block_size, step_tokens, loaded_depth)

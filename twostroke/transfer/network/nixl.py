@@ -9,7 +9,7 @@ After the handshake the reader names its pages, then sends requests, one at a ti
 
 The owner writes and the reader does not read. With UCX over TCP an owner answers reads in software, and crashes when a
 reader dies in the middle of one. A write that has begun cannot be cancelled. So every connection has an agent of its
-own on the reader's side, and closing that agent is the fence: no write arrives through it afterwards. NIXL's own
+own on the reader's side. To close that agent is the fence: no write arrives through it afterwards. NIXL's own
 connections ask for no token. Only an admitted reader learns the metadata, but the network must be trusted.
 """
 

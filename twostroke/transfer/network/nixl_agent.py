@@ -1,7 +1,7 @@
 """One NIXL agent over one pool, behind the few calls that are used here.
 
-NIXL's own Python wrapper lets every agent's progress thread spin on a core, so this goes to its bindings; hence the
-version is pinned in pyproject.toml. All calls may come from any thread.
+NIXL's own Python wrapper lets every agent's progress thread spin on a core, so this goes to its bindings; hence
+pyproject.toml fixes its version. All calls may come from any thread.
 """
 
 from __future__ import annotations

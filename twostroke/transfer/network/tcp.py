@@ -9,8 +9,8 @@ A status byte of 0 means that every page sent so far kept its generation while i
 of the next batch have their generations. A 1 ends the answer and a frame [reason] follows. Any other error is a closed
 connection. The copy thread is the only writer of local pages, so a pull that has ended is fenced.
 
-Pages of a device go through pinned buffers on both sides. A batch is copied while the batch before it is sent, or the
-batch after it is received.
+Pages of a device go through page-locked buffers on both sides. A batch is copied while the batch before it is sent, or
+the batch after it is received.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class TcpTransport(NetworkTransport):
 
 REQUEST_LIMIT_BYTES = MAX_PAGES * 12 + 64
 BATCH_BYTES = 512 << 10
-"""Pages between two status bytes: small pages share system calls, and what is being copied stays in the CPU's cache
-(6 GB/s over loopback where 2 MiB gave 5)."""
+"""Bytes of pages between two status bytes. Small pages share system calls, and what is being copied stays in the CPU's
+cache: 6 GB/s over loopback, where 2 MiB gave 5."""
 KEPT, CHANGED = b"\0", b"\1"
 
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))

@@ -1,8 +1,8 @@
 """A landing is where the bytes of a pull arrive: in the pages that were claimed, or beside them to be converted.
 
-A puller that converts reads the source's own pages into a memory of a bounded size. A pull takes a part of it for each
-batch of pages. It holds the part from before the copy until the pages are converted. While all parts are taken, other
-pulls wait, and new pulls ask the source to convert.
+A puller that converts reads the source's own pages into a few buffers. A pull takes one for each batch of pages. It
+holds the buffer from before the copy until the pages are converted. While all buffers are taken, other pulls wait, and
+new pulls ask the source to convert.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from twostroke.transfer.base import Identity, PageTransport, digest, until_done
 from twostroke.worker.landing.digests import PageDigests
 from twostroke.worker.landing.page_converter import PageConverter, convert
 
-PARTS = 4
+BUFFERS = 4
 """Batches of pages that are copied or converted at once."""
-PART_BYTES = 4 << 20
+BUFFER_BYTES = 4 << 20
 """Bytes of a batch, unless one page is larger."""
 
 
@@ -39,7 +39,7 @@ class Landed:
     converted: int = 0
     """Pages that were converted."""
     converted_s: float = 0.0
-    """Time of converting them, their turn on the thread included."""
+    """Time of converting them, their wait for the thread included."""
 
 
 class Landing(Protocol):
@@ -86,17 +86,17 @@ class ConvertingLanding:
         sizes = [page_form(each.source.format).page_bytes(each.shape) for each in conversion.groups]
         self.form = conversion.source
         self.transports = transports
-        self.batch_pages = max(1, PART_BYTES // sum(sizes))
+        self.batch_pages = max(1, BUFFER_BYTES // sum(sizes))
         self.converter = PageConverter(conversion, pages)
-        places, self._pages = PARTS * self.batch_pages, pages.layout
+        places, self._pages = BUFFERS * self.batch_pages, pages.layout
         self._memory = PageMemory(places, sizes[0], *(PageRegion(places, each) for each in sizes[1:]))
-        self._free: asyncio.Queue[int] = asyncio.Queue(PARTS)
+        self._free: asyncio.Queue[int] = asyncio.Queue(BUFFERS)
         for first in range(0, places, self.batch_pages):
             self._free.put_nowait(first)
 
     @property
     def has_room(self) -> bool:
-        """Whether a pull that began now would get a part at once."""
+        """Whether a pull that began now would get a buffer at once."""
         return not self._free.empty()
 
     def open(self, identity: Identity) -> None:

@@ -19,7 +19,7 @@ from twostroke.base.ids import PageId
 from twostroke.kv_cache.form import Conversion, page_form
 from twostroke.kv_cache.memory import PageAccess, Pages
 from twostroke.transfer.copy_threads import CopyThreads, off_loop
-from twostroke.worker.tiers.price import PageTime
+from twostroke.worker.measured.page_time import PageTime
 
 TRIALS = 8
 """Number of conversions that are timed where a worker has converted no page so far, or none for long."""
@@ -27,9 +27,9 @@ FORGET_S = 30.0
 """Time without a conversion after which the next pull has it measured again. Otherwise a price that was too high would
 never fall."""
 LEAST_GAIN = 0.25
-"""Share of the source's time that converting at the puller must save. There are three reasons. A page that the source
-converts serves later pulls too. At the puller, streams share the cores with conversions. The puller measured its first
-price while it was idle."""
+"""Fraction of the source's time that converting at the puller must save. There are three reasons. A page that the
+source converts serves later pulls too. At the puller, streams share the cores with conversions. The puller measured its
+first price while it was idle."""
 Numbers = npt.NDArray[np.uint8]
 Result = TypeVar("Result")
 
@@ -90,7 +90,7 @@ class PageConverter:
         return self._conversion.groups[self._layout.region_of(page)]
 
     def submit(self, job: Callable[[PageAccess], Result]) -> Future[Result]:
-        """Queues a job that converts one page on the thread; cancelling its future before its turn drops it."""
+        """Queues a job that converts one page on the thread; cancelling its future before it runs drops it."""
         future: Future[Result] = Future()
         self._open.add(future)
         future.add_done_callback(self._open.discard)

@@ -1,1 +1,1 @@
-"""What a worker has measured: the costs of its steps, the links from its peers, the limits of its machine."""
+"""What a worker has measured: costs of steps, rates of links, seconds of pages, limits of the machine."""

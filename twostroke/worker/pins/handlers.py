@@ -7,7 +7,7 @@ from twostroke.scheduler.batching import Step
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import AdmittedSequence, Emission
 from twostroke.worker.pins.keeper import PinKeeper
-from twostroke.worker.steps.work_loop import RoleHandlers
+from twostroke.worker.role_host import RoleHandlers
 
 
 class HandlersWithPins(RoleHandlers):

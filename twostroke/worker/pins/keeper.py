@@ -17,8 +17,8 @@ from twostroke.request import Attempt, CacheHint
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.sequence import Sequence, building
 from twostroke.scheduler.values import AdmittedSequence
+from twostroke.worker.branches import BranchHost
 from twostroke.worker.condition import Condition
-from twostroke.worker.host import WorkerHost
 from twostroke.worker.pins.metrics import PinMetrics
 from twostroke.worker.supply.remote import Ordered, Supplies
 from twostroke.worker.supply.supply import SupplyListener
@@ -47,7 +47,7 @@ class PinState:
 class PinKeeper:
     """Pins of one epoch of a worker; `tasks` end with it."""
 
-    def __init__(self, host: WorkerHost, tasks: asyncio.TaskGroup, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, host: BranchHost, tasks: asyncio.TaskGroup, clock: Callable[[], float] = time.time) -> None:
         """`clock`: Unix seconds."""
         self._host = host
         self._supplies = Supplies(host, tasks)
@@ -215,7 +215,7 @@ class PinKeeper:
             self._end_build(sequence)
 
 
-def _limits_of(host: WorkerHost) -> PinLimits:
+def _limits_of(host: BranchHost) -> PinLimits:
     facts, cache = host.facts, host.config.cache
     longest = min(facts.pages, -(-facts.max_model_len // facts.block_size))
     return PinLimits.of(facts.pages, facts.page_bytes, longest, share=cache.pin_cap, tenant_share=cache.pin_tenant_cap)

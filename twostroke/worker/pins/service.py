@@ -11,14 +11,14 @@ from twostroke.base.ids import PinId
 from twostroke.kv_cache.pins import Pin, pin_id_of
 from twostroke.rpc.pins import pin_from_message
 from twostroke.rpc.v1 import pins_pb2, pins_pb2_grpc
-from twostroke.worker.host import WorkerHost
+from twostroke.worker.branches import BranchHost
 from twostroke.worker.pins.keeper import PinKeeper, PinState
 
 Context = grpc.aio.ServicerContext[object, object]
 
 
 class PinsService(pins_pb2_grpc.PinsServicer):
-    def __init__(self, host: WorkerHost, pins: PinKeeper) -> None:
+    def __init__(self, host: BranchHost, pins: PinKeeper) -> None:
         self._host = host
         self._pins = pins
 

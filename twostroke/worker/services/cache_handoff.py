@@ -42,7 +42,7 @@ class Chain:
 
 
 @dataclass(slots=True)
-class HandoffShare:
+class SuccessorChains:
     """The chains that one successor gets."""
 
     successor: control_pb2.Successor
@@ -54,24 +54,24 @@ class HandoffShare:
 async def hand_off_cache(host: WorkerHost, successors: Sequence[control_pb2.Successor], until_s: float) -> int:
     """Lets successors fetch blocks until `until_s` on the event loop's clock; returns how many they got."""
     rooms = await asyncio.gather(*(_room(host, successor) for successor in successors))
-    shares = [HandoffShare(successor, room) for successor, room in zip(successors, rooms, strict=True)]
+    assigned = [SuccessorChains(successor, room) for successor, room in zip(successors, rooms, strict=True)]
     cached = host.pool.cached()
     # Not on the event loop: it takes a second if thousands of prompts share a prefix.
-    await asyncio.to_thread(lambda: divide(hottest_chains(cached), shares))
-    blocks = sum(await asyncio.gather(*(_give(host, share, until_s) for share in shares)))
+    await asyncio.to_thread(lambda: divide(hottest_chains(cached), assigned))
+    blocks = sum(await asyncio.gather(*(_give(host, given, until_s) for given in assigned)))
     log.info("cache handed off successors=%d blocks=%d", len(successors), blocks)
     return blocks
 
 
-def divide(chains: Iterable[Chain], shares: Sequence[HandoffShare]) -> None:
+def divide(chains: Iterable[Chain], assigned: Sequence[SuccessorChains]) -> None:
     """Gives each chain to the successor that has its first block, else to the one with most room."""
-    taken: dict[BlockHash, HandoffShare] = {}
+    taken: dict[BlockHash, SuccessorChains] = {}
     for chain in chains:
-        share = taken.get(chain.block_hashes[0]) or max(shares, key=lambda share: share.room)
-        if share.room > 0:
-            taken[chain.block_hashes[0]] = share
-            share.chains.append(chain.cut(share.room))
-            share.room -= chain.fresh
+        given = taken.get(chain.block_hashes[0]) or max(assigned, key=lambda each: each.room)
+        if given.room > 0:
+            taken[chain.block_hashes[0]] = given
+            given.chains.append(chain.cut(given.room))
+            given.room -= chain.fresh
 
 
 def pages_to_give(load: control_pb2.Load) -> int:
@@ -96,12 +96,12 @@ async def _room(host: WorkerHost, successor: control_pb2.Successor) -> int:
     return pages_to_give(answer.workers[0].load)
 
 
-async def _give(host: WorkerHost, share: HandoffShare, until_s: float) -> int:
-    successor, blocks, loop = share.successor, 0, asyncio.get_running_loop()
+async def _give(host: WorkerHost, given: SuccessorChains, until_s: float) -> int:
+    successor, blocks, loop = given.successor, 0, asyncio.get_running_loop()
     own = worker_pb2.PageSource(worker_id=host.config.worker_id, address=host.address, epoch=str(host.epoch))
     peer = PeerChannel(successor.address, host.us)
     try:
-        for chain in share.chains:
+        for chain in given.chains:
             within_s = until_s - loop.time()
             if within_s <= 0:
                 break

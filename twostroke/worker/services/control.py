@@ -86,7 +86,7 @@ class WorkerControlService(control_pb2_grpc.ControlServicer):
     async def ForgetCached(  # noqa: N802
         self, request: control_pb2.ForgetCachedRequest, context: Context
     ) -> control_pb2.ForgetCachedResponse:
-        blocks = self._host.pool.forget_cached() + self._host.group_tiers.forget_all()
+        blocks = self._host.pool.forget_cached() + sum(each.forget_cached() for each in self._host.branches.each)
         pinned = self._host.pool.count(PageState.PINNED)
         self._host.feed.publish_changes()
         log.info("cached blocks forgotten blocks=%d pinned=%d", blocks, pinned)

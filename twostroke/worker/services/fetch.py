@@ -34,7 +34,7 @@ class BlockFetcher:
         """Returns how many of the blocks are here once all that can arrive have arrived. Raises InvalidRequest."""
         hashes, root, within_s = _checked(request)
         pool = self._host.pool
-        await self._host.eviction_copies.ready(self._host.new_session(), hashes[: pool.total], 0)
+        await self._host.branches.gate.ready(self._host.new_session(), hashes[: pool.total], 0)
         claim = _claim_first(pool, hashes, root)
         last = pool.share_last(hashes[: len(claim.pages)])
         try:

@@ -27,11 +27,11 @@ from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.tracing.context import TraceContext
 from twostroke.transfer.base import PageEndpoint
+from twostroke.worker.branches import LowerPages
 from twostroke.worker.host import WorkerHost
 from twostroke.worker.landing.digests import PageDigests
 from twostroke.worker.landing.page_converter import Way, is_for_puller
 from twostroke.worker.services.fetch import BlockFetcher
-from twostroke.worker.tiers.loads.shared_loads import SharedLoads
 
 Message = TypeVar("Message")
 
@@ -127,7 +127,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         self._fetches = BlockFetcher(host, tasks)
         self._pool = host.pool
         self._wake = host.loop.wake
-        self._loads = host.loads.for_others
+        self._loads = host.branches.below
         self._validator = host.validator
         self._progress = host.progress
         self._metrics = host.metrics
@@ -305,7 +305,7 @@ class CachedOnlyJob:
         pool: BlockPool,
         wanted: RequestedBlocks,
         wake: Callable[[], None],
-        loads: SharedLoads | None = None,
+        loads: LowerPages | None = None,
     ) -> None:
         self._pool = pool
         self._wake = wake

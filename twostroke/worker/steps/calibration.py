@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
 from twostroke.kv_cache.windows.shape import WindowShape
 from twostroke.request import SamplingParams
-from twostroke.scheduler.batch import Batch, SampleRow, StepResult
+from twostroke.scheduler.batch import Batch, SampleRow
 from twostroke.scheduler.cost import StepCost, StepTerms
 from twostroke.scheduler.windows.places import with_windows
+from twostroke.worker.branches import StepStarter
 from twostroke.worker.measured.rates import Rates
 
 LONG_CONTEXT = 2048
@@ -62,12 +62,6 @@ class CalibrationLimits:
     def longest(self) -> int:
         """Most tokens of one sequence."""
         return min(self.max_model_len, self.pages * self.block_size)
-
-
-class StepStarter(Protocol):
-    """What runs steps: an engine thread."""
-
-    def start(self, batch: Batch) -> Awaitable[StepResult]: ...
 
 
 async def calibrate(engine: StepStarter, rates: Rates, limits: CalibrationLimits, budget: SweepBudget) -> None:

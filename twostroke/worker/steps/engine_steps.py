@@ -11,26 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twostroke.config import Role, WorkerConfig
-from twostroke.grammar.advance import ThreadedAdvancer
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.observability.profiler import WORK_LOOP, Profiler
 from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
 from twostroke.scheduler.cost import Queued
-from twostroke.scheduler.gates import ClaimGate
-from twostroke.scheduler.reading import ReadingRunner
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.step_target import USUAL_S, StepTarget
 from twostroke.scheduler.values import SchedulerLimits
 from twostroke.scheduler.windows.places import places_of, with_windows
+from twostroke.worker.branches import Branches
 from twostroke.worker.condition import Condition
 from twostroke.worker.engine_state import EngineState
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.steps import calibration
-from twostroke.worker.steps.between_steps import BetweenSteps, NothingBetween
 from twostroke.worker.steps.calibration import CalibrationLimits, calibrate, step_tokens_within
 from twostroke.worker.steps.engine_check import EngineCheck, probe_batch
-from twostroke.worker.steps.model_drafts import DraftThread, ModelDrafts
-from twostroke.worker.steps.scheduler_branches import branches_of
 from twostroke.worker.steps.sharing import TimeSharing
 from twostroke.worker.steps.work_loop import WorkLoop
 
@@ -45,13 +40,12 @@ class EngineSteps:
         config: WorkerConfig,
         engine_state: EngineState,
         metrics: WorkerMetrics,
-        gate: ClaimGate,
+        branches: Branches,
     ) -> None:
-        """`gate` may let a claim of pages wait."""
         self._config = config
         self._engine_state = engine_state
-        self._advancer = ThreadedAdvancer(self._wake)
-        self.scheduler = _scheduler_of(config, engine_state, gate, self._advancer)
+        self._second_models = branches.second_models
+        self.scheduler = _scheduler_of(config, engine_state, branches)
         self.progress = Condition()
         """Notified after each step."""
         self.check = _check_of(config, engine_state)
@@ -63,7 +57,7 @@ class EngineSteps:
             _sharing_of(config, engine_state, self.scheduler),
             self.check,
             engine_state.engine.profiler,
-            self._drafts(metrics),
+            branches.between_steps(self.scheduler, _limits_of(config, engine_state)),
         )
 
     async def prepare(self) -> None:
@@ -73,28 +67,11 @@ class EngineSteps:
             self.scheduler.step_tokens = step_tokens_within(self.loop.rates.cost, self.scheduler.step_tokens)
         await self.check.learn()
 
-    def close(self) -> None:
-        """Stops the work for grammars."""
-        self._advancer.close()
-
     def compute_s(self, queued: Queued) -> float:
         """Returns the time of computing prompts here beside the current streams."""
         now = self.scheduler.load.queued()
         beside = dataclasses.replace(queued, streams=now.streams, context_tokens=now.context_tokens)
         return self.loop.drain_s(beside)
-
-    def _drafts(self, metrics: WorkerMetrics) -> BetweenSteps:
-        """Returns what drafts before steps. Only decode workers make tokens."""
-        state = self._engine_state
-        if state.draft is None or self._config.role is not Role.DECODE:
-            return NothingBetween()
-        limits, rates = _limits_of(self._config, state), (state.rates, state.draft_rates)
-        drafts = ModelDrafts(state.draft, state.engine, self.scheduler, limits, *rates, lambda: self.loop.lends)
-        metrics.watch_draft_pages(state.draft.pages, lambda: drafts.free_pages)
-        return drafts
-
-    def _wake(self) -> None:
-        self.loop.wake()
 
     @property
     def _chooses_step_tokens(self) -> bool:
@@ -124,12 +101,12 @@ class EngineSteps:
             if state.neighbours is not None:
                 await asyncio.to_thread(turn.enter_context, state.neighbours.measuring())
             await calibrate(state.engine, self.loop.rates, step_limits, budget)
-            if state.draft is not None:
-                of_draft = dataclasses.replace(
-                    step_limits, max_model_len=state.draft.max_model_len, pages=state.draft.pages, window=None
+            for model in self._second_models:
+                of_model = dataclasses.replace(
+                    step_limits, max_model_len=model.max_model_len, pages=model.pages, window=None
                 )
-                await calibrate(DraftThread(state.engine, state.draft), state.draft_rates, of_draft, budget)
-                log.info("draft model calibrated %s", state.draft_rates.cost)
+                await calibrate(model.steps, model.rates, of_model, budget)
+                log.info("%s calibrated %s", model.name, model.rates.cost)
         state.is_calibrated = True
         log.info("calibrated seconds=%.3f %s", time.monotonic() - started_s, self.loop.rates.cost)
 
@@ -155,15 +132,14 @@ def _check_of(config: WorkerConfig, engine_state: EngineState) -> EngineCheck:
 def _scheduler_of(
     config: WorkerConfig,
     engine_state: EngineState,
-    gate: ClaimGate,
-    readings: ReadingRunner,
+    branches: Branches,
 ) -> Scheduler:
     limits = _limits_of(config, engine_state)
-    places = places_of(engine_state.facts.window_shape)
+    places = places_of(engine_state.pool)
     builder = BatchBuilder(limits.block_size, engine_state.pool.total, limits.eos_token_ids, places)
     profiled = ProfiledBuilder(builder, engine_state.engine.profiler)
-    branches = branches_of(config, engine_state.pool, limits, readings)
-    return Scheduler(engine_state.pool, config.schedule, limits, profiled, gate, branches)
+    pool, schedule = engine_state.pool, config.schedule
+    return Scheduler(pool, schedule, limits, profiled, branches.gate, branches.for_scheduler(limits))
 
 
 def _limits_of(config: WorkerConfig, engine_state: EngineState) -> SchedulerLimits:

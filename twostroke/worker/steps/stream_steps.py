@@ -8,12 +8,11 @@ from collections.abc import Iterable, Sequence
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.cost import StreamStep
 from twostroke.scheduler.values import Emission
-from twostroke.speculation.speculation import MOST_DRAFTED
 
 MEMORY = 1024.0
 """Steps of a stream that are remembered: some answers, so that no single one decides; older ones fade."""
 
-MOST_TOKENS = MOST_DRAFTED + 1
+MOST_TOKENS = 33
 """Tokens that a step counts of one stream at most: all that drafts make known. A grammar can force thousands at once:
 one such answer would decide what is predicted of a thousand steps of others."""
 

@@ -11,7 +11,6 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
 
 from twostroke.base.errors import EngineLost
 from twostroke.base.fault_points import Point, reach
@@ -21,11 +20,11 @@ from twostroke.scheduler.batch import StepResult
 from twostroke.scheduler.batching import Chunk, Step
 from twostroke.scheduler.cost import Budget, Queued, StepTerms
 from twostroke.scheduler.scheduler import Scheduler
-from twostroke.scheduler.sequence import Sequence as KnownSequence
-from twostroke.scheduler.values import AdmittedSequence, Emission
+from twostroke.scheduler.values import Emission
+from twostroke.worker.branches import BetweenSteps, Prefetching
 from twostroke.worker.condition import Condition
 from twostroke.worker.metrics import WorkerMetrics
-from twostroke.worker.steps.between_steps import BetweenSteps, NothingBetween
+from twostroke.worker.role_host import RoleHandlers
 from twostroke.worker.steps.engine_check import EngineCheck
 from twostroke.worker.steps.sharing import TimeSharing
 from twostroke.worker.steps.stream_steps import StreamSteps
@@ -38,39 +37,6 @@ MOST_FAILED_PARTS = 32
 """Failed parts of one step, with no success before them, after which the engine is given up."""
 
 
-class RoleHandlers(Protocol):
-    """The role's handlers for events of the scheduler."""
-
-    def admitted(self, admission: AdmittedSequence) -> None:
-        """Called with a sequence that got its pages, before any of its missing blocks is computed."""
-
-    def planning(self) -> None:
-        """Called before each step is chosen: the moment to change what is computed here."""
-
-    def preempted(self, sequence: KnownSequence) -> None: ...
-
-    def computed(self, step: Step, seconds: float) -> None:
-        """Called after a step that computed prompt tokens."""
-
-    def emitted(self, emissions: list[Emission]) -> None: ...
-
-    def failed(self, sequences: list[KnownSequence], error: Exception) -> None:
-        """Called with sequences that were ended because they fail by themselves."""
-
-    def lost(self, error: EngineLost) -> None:
-        """Called when the engine is lost, and with it all open work."""
-
-
-class Prefetching(Protocol):
-    """Prepares lower tiers for sequences that wait (`twostroke.worker.tiers.loads.prefetch`)."""
-
-    def begin_admission(self, waiting: Sequence[KnownSequence]) -> None:
-        """Called before sequences are admitted, with those that are looked at."""
-
-    def end_admission(self, running: int) -> None:
-        """Called when loads and pulls of those that were admitted have begun."""
-
-
 class WorkLoop:
     def __init__(
         self,
@@ -81,10 +47,10 @@ class WorkLoop:
         sharing: TimeSharing,
         check: EngineCheck,
         profiler: Profiler,
-        drafts: BetweenSteps | None = None,
+        between: BetweenSteps | None = None,
     ) -> None:
         self._scheduler = scheduler
-        self._drafts = drafts or NothingBetween()
+        self._between = between
         self._engine = engine
         self._metrics = metrics
         self._progress = progress
@@ -127,12 +93,12 @@ class WorkLoop:
         emissions: list[Emission] = []
         while True:
             self._wake.clear()
-            drafting = self._drafts.begin()
-            if drafting is not None:
+            work = None if self._between is None else self._between.begin()
+            if work is not None:
                 self._send(emissions, role)
                 emissions = []
                 begun_s = asyncio.get_running_loop().time()
-                await drafting
+                await work
                 self.stream_steps.drafted(asyncio.get_running_loop().time() - begun_s)
             with self._profiler.slice(WORK_LOOP, "admit"):
                 self._admit(role, prefetch)
@@ -156,7 +122,7 @@ class WorkLoop:
                 emissions = await self._update(step, running, role)
             else:
                 emissions = []
-                if drafting is None:
+                if work is None:
                     await self._wake.wait()
 
     def _start(self, step: Step) -> asyncio.Future[StepResult]:
@@ -209,9 +175,9 @@ class WorkLoop:
     def _account_for(self, step: Step, result: StepResult, role: RoleHandlers) -> list[Emission]:
         terms = StepTerms.of(step.batch)
         self.rates.observe(terms, result.seconds)
-        prompt_share = self.rates.cost.prompt_share(terms)
-        self.prefill_busy_s += result.seconds * prompt_share
-        self._metrics.stepped(step, result.seconds, prompt_share)
+        prompt_fraction = self.rates.cost.prompt_fraction(terms)
+        self.prefill_busy_s += result.seconds * prompt_fraction
+        self._metrics.stepped(step, result.seconds, prompt_fraction)
         return self._take_in(step, result, role)
 
     def _take_in(self, step: Step, result: StepResult, role: RoleHandlers) -> list[Emission]:
@@ -254,7 +220,7 @@ class WorkLoop:
         left = deque(_halves(step.chunks))
         failed_parts = succeeded_parts = 0
         while left:
-            part = self._scheduler.part(left.popleft())
+            part = self._scheduler.slice_of(left.popleft())
             try:
                 result = await self._engine.start(part.batch)
             except EngineLost:

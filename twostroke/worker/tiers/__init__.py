@@ -1,5 +1,6 @@
 """The tiers below a worker's pool: evicted and reused pages are kept there, and come back instead of being computed.
 
+branch       what the tiers give a worker
 opening      memory is claimed, the folder on disk is locked and read
 group_tiers  the tiers of all page groups
 page_tiers   the tiers of one page group: what the pool tells them, what they announce

@@ -32,7 +32,7 @@ from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder
 from twostroke.kv_cache.tiers.record import DEAD, HEADER_BYTES, SECTOR, RecordFormat, RecordHeader
 from twostroke.transfer.base import digest
 from twostroke.transfer.copy_threads import CopyThreads
-from twostroke.worker.tiers.price import PageTime
+from twostroke.worker.measured.page_time import PageTime
 from twostroke.worker.tiers.reader import DamagedPage, MissingPage, PageRead
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from twostroke.base.ids import PageId
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.tiers.host_store import HostEntry, HostStore
 from twostroke.transfer.base import digest
-from twostroke.worker.tiers.price import PageTime
+from twostroke.worker.measured.page_time import PageTime
 from twostroke.worker.tiers.reader import DamagedPage, PageRead
 
 

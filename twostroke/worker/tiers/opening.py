@@ -23,10 +23,10 @@ from twostroke.kv_cache.tiers.record import RecordFormat, identity_of
 from twostroke.kv_cache.tiers.trust import check_root
 from twostroke.models.catalog.places import cache_dir
 from twostroke.transfer.copy_threads import CopyThreads
+from twostroke.worker.measured.page_time import PageTime
 from twostroke.worker.tiers.disk_tier import OpenedDisk
 from twostroke.worker.tiers.group_tiers import GroupTiers
 from twostroke.worker.tiers.page_tiers import PageTiers
-from twostroke.worker.tiers.price import PageTime
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def open_tiers(config: WorkerConfig, facts: LoadedModel, pool_memory: Pages) -> 
     Raises ConfigError for what cannot be; a disk in trouble is left out, with a warning.
     """
     full = _open_group(GroupKind.FULL, config, facts, pool_memory)
-    if not facts.windows:
+    if not facts.further:
         return GroupTiers(full)
     try:
         return GroupTiers(full, _open_group(GroupKind.FURTHER, config, facts, pool_memory))
@@ -131,10 +131,10 @@ def record_format(facts: LoadedModel, group: GroupKind) -> RecordFormat:
 
 
 def _claimed(root: Path, worker_id: str, files: SegmentFiles, form: RecordFormat) -> tuple[SegmentFolder, float | None]:
-    """Locks the worker's folder; returns it, and what its disk takes to read a record (None: it is full).
+    """Locks the worker's folder. Returns it with the seconds in which its disk reads a record (None: the disk is full).
 
-    Raises ConfigError for a root that others may change. Raises OSError, ETIMEDOUT where the disk does not answer; what
-    it answers later is given back.
+    Raises ConfigError for a root that others may change. Raises OSError, ETIMEDOUT where the disk does not answer; a
+    folder that is locked later is given back.
     """
 
     def claim(_: None) -> tuple[SegmentFolder, float | None]:

@@ -25,12 +25,12 @@ from twostroke.kv_cache.tiers.host_store import HostEntry
 from twostroke.kv_cache.tiers.sightings import Sightings
 from twostroke.transfer.base import digest
 from twostroke.transfer.copy_threads import CopyThreads, off_loop
+from twostroke.worker.measured.page_time import PageTime, ReadTimes
 from twostroke.worker.tiers.copies.copy_target import CopyTarget
 from twostroke.worker.tiers.copies.turn_copies import TURN_BYTES, TurnCopies
 from twostroke.worker.tiers.disk_tier import DiskFetcher, DiskTier, OpenedDisk, PageWrite
 from twostroke.worker.tiers.host_tier import HostFetcher, HostTier
 from twostroke.worker.tiers.metrics import TierMetrics, TierUse
-from twostroke.worker.tiers.price import PageTime, ReadTimes
 from twostroke.worker.tiers.reader import PageRead, TierReaders
 
 log = logging.getLogger(__name__)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import bisect
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from twostroke.scheduler.cost import Queued
+from twostroke.worker.measured.page_time import PageTime
 
-WEIGHT = 0.125
-"""Weight of a new measurement."""
-OUTLIER = 8.0
-"""A measurement counts for at most this many times the estimate."""
 PROBE_PAGES = 5
 """A probe of a disk that was slow counts as so many pages: about half."""
 MOST_UNLIKE = 3.0
@@ -20,78 +16,8 @@ MOST_UNLIKE = 3.0
 times the other's time."""
 LEAST_SHARED_S = 0.05
 """Shorter loads are not shared with computing: little can be gained, and a stall of the disk looks like a slow one."""
-MOST_SLOWDOWN = 2.0
-"""Two threads that read one tier each get at least half of what it can do."""
 LEAST_SHARE = 0.1
 """Share of the time of computing or pulling for which a load may lag behind before it is given up."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadTimes:
-    """Pages that a thread read, and what it took for them."""
-
-    alone_pages: int = 0
-    alone_s: float = 0.0
-    beside_pages: int = 0
-    """Pages that were read while another thread read the same tier."""
-    beside_s: float = 0.0
-
-    def plus(self, seconds: float, *, is_beside: bool, pages: int = 1) -> ReadTimes:
-        if is_beside:
-            return dataclasses.replace(self, beside_pages=self.beside_pages + pages, beside_s=self.beside_s + seconds)
-        return dataclasses.replace(self, alone_pages=self.alone_pages + pages, alone_s=self.alone_s + seconds)
-
-    def times(self, count: int) -> ReadTimes:
-        """Returns what as many reads more would have taken at the same pace."""
-        return ReadTimes(
-            count * self.alone_pages, count * self.alone_s, count * self.beside_pages, count * self.beside_s
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class PageTime:
-    """Estimate of the seconds that a tier takes to bring up one page."""
-
-    seconds: float
-    """Time where one thread reads."""
-    slowdown: float = MOST_SLOWDOWN
-    """Factor of that while two threads read, at least 1."""
-
-    def after(self, seconds: float, pages: int) -> PageTime:
-        """Returns the estimate after so many pages took so many seconds; many pages count as much as many loads."""
-        if pages <= 0 or seconds <= 0:
-            return self
-        measured = seconds / pages
-        if not self.seconds:
-            return dataclasses.replace(self, seconds=measured)
-        change = _weight(pages) * (min(measured, OUTLIER * self.seconds) - self.seconds)
-        return dataclasses.replace(self, seconds=self.seconds + change)
-
-    def after_reads(self, times: ReadTimes) -> PageTime:
-        """Returns the estimate after these reads.
-
-        What two threads take beyond the slowdown of sharing, or less than one takes, tells of the tier itself.
-        """
-        alone = self.after(times.alone_s, times.alone_pages)
-        if not times.beside_pages or not alone.seconds:
-            return alone
-        measured = times.beside_s / (times.beside_pages * alone.seconds)
-        slowdown = min(max(measured, 1.0), MOST_SLOWDOWN)
-        change = _weight(times.beside_pages) * (slowdown - alone.slowdown)
-        shared = alone.after(times.beside_s / slowdown, times.beside_pages)
-        return dataclasses.replace(shared, slowdown=alone.slowdown + change)
-
-    def at_least(self, seconds: float) -> PageTime:
-        """Returns the estimate after a load was given up that had taken so many seconds for each page and more."""
-        return dataclasses.replace(self, seconds=max(self.seconds, seconds))
-
-    def reading_s(self, pages: int, beside: int) -> float:
-        """Returns the seconds of reading so many pages while another thread reads `beside` pages."""
-        return self.seconds * (pages + min(pages, beside) * (self.slowdown - 1))
-
-
-def _weight(pages: int) -> float:
-    return 1 - (1 - WEIGHT) ** pages
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from typing import Generic, Protocol, TypeVar
 from twostroke.base.ids import BlockHash, PageId
 from twostroke.kv_cache.memory import PageAccess, Pages
 from twostroke.transfer.copy_threads import CopyThreads
-from twostroke.worker.tiers.price import PageTime, ReadQueue, ReadTimes, predicted_read_s, thread_for
+from twostroke.worker.measured.page_time import PageTime, ReadTimes
+from twostroke.worker.tiers.price import ReadQueue, predicted_read_s, thread_for
 
 Place = TypeVar("Place")
 

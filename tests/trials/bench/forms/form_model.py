@@ -12,10 +12,11 @@ from typing import Final
 import torch
 from tokenizers import Tokenizer
 
+from tests.unit.kernels.pools.whole_pool import pool_over
 from twostroke.base.errors import ConfigError
 from twostroke.config import ModelConfig
 from twostroke.kernels.attention.interface import RaggedBatch
-from twostroke.kernels.choice import choose_attention, pool_over
+from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kernels.cpu.team import Team

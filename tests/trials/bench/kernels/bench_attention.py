@@ -9,9 +9,10 @@ import torch
 
 from tests.trials.bench.kernels.setting import Setting
 from tests.trials.bench.kernels.timing import Result, Work, timed, timed_by_turns
+from tests.unit.kernels.pools.whole_pool import pool_over
 from twostroke.config.cache import KV_FORMATS
 from twostroke.kernels.attention.interface import RaggedBatch
-from twostroke.kernels.choice import choose_attention, pool_over
+from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.page_forms.nibble_pool import NibblePool
 from twostroke.kernels.pools.parted_pool import AnyPool, parts_of
 from twostroke.kv_cache.form import page_form

@@ -15,7 +15,13 @@ from twostroke.kv_cache.form import page_form
 from twostroke.models.spec import LatentSpec, ModelSpec, RopeSpec
 
 LATENTS: Final = LatentSpec(
-    rank=512, plain_dim=128, rope_dim=64, value_dim=128, query_rank=None, norm_epsilon=1e-6, is_interleaved=True
+    latent_dim=512,
+    plain_dim=128,
+    rope_dim=64,
+    value_dim=128,
+    query_latent_dim=None,
+    norm_epsilon=1e-6,
+    is_interleaved=True,
 )
 LAYERS: Final = 4
 HEADS: Final = {"V2-Lite": 16, "V3": 128}
@@ -76,15 +82,15 @@ def _expanded_beside_absorbed(setting: Setting, prompts: Sequence[Span]) -> Iter
 def _absorbed_work(spec: ModelSpec, span: Span) -> Work:
     """Counts attention, and the products of each new token with the weights of both ends."""
     attention = latent_work(spec, span, "bfloat16")
-    ends = 2.0 * span.new * spec.heads * LATENTS.rank * (LATENTS.plain_dim + LATENTS.value_dim)
+    ends = 2.0 * span.new * spec.heads * LATENTS.latent_dim * (LATENTS.plain_dim + LATENTS.value_dim)
     return replace(attention, operations=attention.operations + ends)
 
 
 def _expanded_work(spec: ModelSpec, span: Span) -> Work:
     """Counts attention to keys and values, and what makes those of each token of the context."""
     attention = latent_work(spec, span, "bfloat16")
-    by_pair = (LATENTS.query_dim + LATENTS.value_dim) / (LATENTS.key_dim + LATENTS.rank)
-    up = 2.0 * span.context * spec.heads * LATENTS.rank * (LATENTS.plain_dim + LATENTS.value_dim)
+    by_pair = (LATENTS.query_dim + LATENTS.value_dim) / (LATENTS.key_dim + LATENTS.latent_dim)
+    up = 2.0 * span.context * spec.heads * LATENTS.latent_dim * (LATENTS.plain_dim + LATENTS.value_dim)
     return replace(attention, operations=attention.operations * by_pair + up)
 
 
@@ -109,5 +115,5 @@ def latent_work(spec: ModelSpec, span: Span, form: str) -> Work:
     pairs = span.sequences * sum(range(span.context - span.new + 1, span.context + 1))
     return Work(
         bytes=span.sequences * span.context * token_bytes,
-        operations=2.0 * spec.layers * pairs * spec.heads * (spec.latents.key_dim + spec.latents.rank),
+        operations=2.0 * spec.layers * pairs * spec.heads * (spec.latents.key_dim + spec.latents.latent_dim),
     )

@@ -10,8 +10,9 @@ import torch
 from tests.trials.bench.kernels.bench_attention import BLOCK, Span
 from tests.trials.bench.kernels.bench_step import step_batch
 from tests.trials.bench.kernels.setting import Setting
+from tests.unit.kernels.pools.whole_pool import pool_over
 from twostroke.kernels.attention.interface import RaggedBatch
-from twostroke.kernels.choice import choose_attention, pool_over
+from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.linear import SERVED
 from twostroke.kv_cache.form import page_form

@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from router.preparation.preparer import WORK_S, ProcessPreparer
+from router.preparation.preparer import ProcessPreparer
+from router.preparation.work_process import WORK_S
 from router.text.structured.compile import CompiledGrammar, Refusal
 from router.text.structured.fields import structured_output
 from router.text.structured.output import StructuredOutput

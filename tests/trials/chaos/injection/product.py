@@ -338,7 +338,7 @@ PARTS: dict[str, Callable[[Injection, ModuleType], None]] = {
     "twostroke.transfer.sockets.tls": _page_readers,
     "twostroke.transfer.same_host.shm": _shared_memory,
     "twostroke.worker.host": _worker,
-    "twostroke.worker.steps.model_drafts": _draft_lengths,
+    "twostroke.worker.drafts.model_drafts": _draft_lengths,
     "twostroke.worker.tiers.opening": _disk,
     "twostroke.worker.services.pages_service": _leases,
     "twostroke.worker.pulls.pull_client": _digests,

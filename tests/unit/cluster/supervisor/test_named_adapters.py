@@ -138,7 +138,7 @@ async def test_names_are_refused_that_are_taken_unknown_or_too_many(monkeypatch:
         assert fleet.served() == {}
         monkeypatch.setattr(named_adapters, "MOST_ADAPTERS", 1)
         await fleet.put("b", 2)
-        assert len(fleet.store.adapters()) == 1, "a name that was removed is forgotten for another one"
+        assert len(fleet.store.stored("adapter")) == 1, "a name that was removed is forgotten for another one"
         with pytest.raises(Overloaded, match="has 1 names of adapters"):
             await fleet.put("a", 3)
         assert fleet.served() == {"b": digest(2)}
@@ -159,10 +159,10 @@ async def test_a_restarted_supervisor_knows_the_names_and_a_name_that_was_remove
 async def test_a_stored_name_with_any_damage_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     async with a_fleet() as fleet:
         await fleet.put("a", 1)
-        (first,) = fleet.store.stored_adapters
+        (first,) = fleet.store.messages["adapter"]
         await fleet.put("b", 2)
-        for what, damaged in damages(fleet.store.stored_adapters[first]).items():
-            fleet.store.stored_adapters[first] = damaged
+        for what, damaged in damages(fleet.store.messages["adapter"][first]).items():
+            fleet.store.messages["adapter"][first] = damaged
             caplog.clear()
             names = NamedAdapters(fleet.store, lambda: 8, list, Membership.of(TOKEN, None))
             assert [each.name for each in names.to_messages()] == ["b"], what

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from cluster.values.placement import Node, gpu_ranks_of, nodes_from_ray, unplaceable, with_gpus, worker_options
+from cluster.values.placement import Node, gpus_of, nodes_from_ray, unplaceable, with_gpus, worker_options
 from cluster.values.spec import fleet_spec
 from twostroke.config import ClusterConfig, ModelConfig, Role, RoleConfig
 
@@ -20,25 +20,25 @@ def node(
 
 
 def test_a_plain_node_is_asked_for_nothing_not_even_a_cpu_and_workers_are_spread() -> None:
-    options = worker_options([node(resources={"CPU": 2})], Role.DECODE, ANY, worker_count=2, gpu_ranks=1)
+    options = worker_options([node(resources={"CPU": 2})], Role.DECODE, ANY, worker_count=2, gpus_each=1)
     assert options == {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
 
 
 def test_where_nodes_carry_role_labels_the_own_role_is_preferred_and_any_other_accepted() -> None:
-    options = worker_options([node(labels={"role": "prefill"})], Role.PREFILL, ANY, worker_count=2, gpu_ranks=0)
+    options = worker_options([node(labels={"role": "prefill"})], Role.PREFILL, ANY, worker_count=2, gpus_each=0)
     assert options["label_selector"] == {"role": "prefill"}
     assert options["fallback_strategy"] == [{"label_selector": {"role": "!prefill"}}]
 
 
 def test_a_custom_resource_is_asked_for_only_where_it_exists() -> None:
     nodes = [node(resources={"decode": 1})]
-    assert "resources" in worker_options(nodes, Role.DECODE, ANY, worker_count=2, gpu_ranks=0)
-    assert "resources" not in worker_options(nodes, Role.PREFILL, ANY, worker_count=2, gpu_ranks=0)
+    assert "resources" in worker_options(nodes, Role.DECODE, ANY, worker_count=2, gpus_each=0)
+    assert "resources" not in worker_options(nodes, Role.PREFILL, ANY, worker_count=2, gpus_each=0)
 
 
 @pytest.mark.parametrize(("workers", "gpus", "share"), [(2, 2, 1), (1, 8, 1), (2, 1, 0.5), (5, 2, 1 / 3)])
 def test_gpus_are_shared_out_so_that_every_worker_fits(workers: int, gpus: int, share: float) -> None:
-    options = worker_options([node(resources={"GPU": gpus})], Role.DECODE, ANY, worker_count=workers, gpu_ranks=1)
+    options = worker_options([node(resources={"GPU": gpus})], Role.DECODE, ANY, worker_count=workers, gpus_each=1)
     assert options["num_gpus"] == share
     workers_per_gpu = 1 if share == 1 else round(1 / share)
     assert workers_per_gpu * gpus >= workers
@@ -46,7 +46,7 @@ def test_gpus_are_shared_out_so_that_every_worker_fits(workers: int, gpus: int, 
 
 def test_a_worker_of_several_ranks_takes_a_gpu_for_each_or_no_worker_is_started() -> None:
     nodes = [node(resources={"GPU": 4}), node(resources={"GPU": 1})]
-    options = worker_options(nodes, Role.DECODE, ANY, worker_count=9, gpu_ranks=2)
+    options = worker_options(nodes, Role.DECODE, ANY, worker_count=9, gpus_each=2)
     assert options["num_gpus"] == 2
     wrong = unplaceable(nodes, Role.DECODE, with_gpus(nodes, ANY, 8), 1)
     assert wrong is not None
@@ -56,12 +56,12 @@ def test_a_worker_of_several_ranks_takes_a_gpu_for_each_or_no_worker_is_started(
     asking = RoleConfig(num_gpus=1.0)
     assert with_gpus(nodes, asking, 2) is asking
     assert with_gpus([node()], ANY, 2) is ANY, "then CPUs compute"
-    assert gpu_ranks_of(ModelConfig(tp=2, decode_tp=4), Role.DECODE) == 4
-    assert gpu_ranks_of(ModelConfig(tp=2, device="cpu"), Role.DECODE) == 0
+    assert gpus_of(ModelConfig(tp=2, decode_tp=4), Role.DECODE) == 4
+    assert gpus_of(ModelConfig(tp=2, device="cpu"), Role.DECODE) == 0
 
 
 def test_a_paced_model_needs_no_gpu() -> None:
-    assert "num_gpus" not in worker_options([node(resources={"GPU": 1})], Role.DECODE, ANY, worker_count=1, gpu_ranks=0)
+    assert "num_gpus" not in worker_options([node(resources={"GPU": 1})], Role.DECODE, ANY, worker_count=1, gpus_each=0)
 
 
 def test_dead_nodes_are_left_out() -> None:
@@ -82,7 +82,7 @@ def test_what_a_role_asks_for_is_asked_of_ray() -> None:
         labels={"zone": "a"},
         prefer_labels={"k": "!v"},
     )
-    options = worker_options([node(labels={"role": "decode"})], Role.DECODE, asked, worker_count=9, gpu_ranks=1)
+    options = worker_options([node(labels={"role": "decode"})], Role.DECODE, asked, worker_count=9, gpus_each=1)
     assert options == {
         "num_cpus": 2,
         "num_gpus": 0.5,
@@ -95,7 +95,7 @@ def test_what_a_role_asks_for_is_asked_of_ray() -> None:
 
 def test_labels_that_must_be_there_leave_no_way_out() -> None:
     asked = RoleConfig(labels={"role": "prefill"})
-    options = worker_options([node(labels={"role": "decode"})], Role.PREFILL, asked, worker_count=1, gpu_ranks=0)
+    options = worker_options([node(labels={"role": "decode"})], Role.PREFILL, asked, worker_count=1, gpus_each=0)
     assert options == {"num_cpus": 0, "scheduling_strategy": "SPREAD", "label_selector": {"role": "prefill"}}
 
 

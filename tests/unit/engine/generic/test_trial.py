@@ -14,11 +14,10 @@ from tests.unit.engine.test_build import config
 from tests.unit.models.generic_configs import GENERIC
 from tests.unit.models.test_registry import saved
 from twostroke.base.errors import ConfigError, UnsupportedModel
-from twostroke.config import CacheConfig
-from twostroke.engine.backends.cpu import backend
+from twostroke.config import CacheConfig, WorkerConfig
+from twostroke.engine.backends.cpu.backend import CpuBackend, CpuPlan
 from twostroke.engine.build import build_runner
 from twostroke.kernels.cpu.variants import OVERRIDE, TORCH
-from twostroke.models.spec import ModelSpec
 
 MEMORY = 1 << 21
 
@@ -80,13 +79,14 @@ def test_a_window_that_the_model_does_not_have_is_noticed(stablelm: Path, monkey
 
 def _built_with(directory: Path, monkeypatch: pytest.MonkeyPatch, **rule: Any) -> None:
     """Builds an engine whose attention has other rules than the model asks for."""
-    facts = backend.model_facts
+    plan = CpuBackend.plan
 
-    def changed(asked: Any, spec: ModelSpec, *others: Any) -> Any:
-        object.__setattr__(spec, "layer_rules", tuple(replace(each, **rule) for each in spec.layer_rules))
-        return facts(asked, spec, *others)
+    def changed(backend: CpuBackend, asked: WorkerConfig) -> CpuPlan:
+        rules = tuple(replace(each, **rule) for each in backend.spec.layer_rules)
+        object.__setattr__(backend.spec, "layer_rules", rules)
+        return plan(backend, asked)
 
-    monkeypatch.setattr(backend, "model_facts", changed)
+    monkeypatch.setattr(CpuBackend, "plan", changed)
     build_runner(config(str(directory), MEMORY), directory).close()
 
 

@@ -21,10 +21,10 @@ from tests.unit.ranks.test_processes import pids_of_children
 from twostroke.base.errors import ConfigError, RankLost
 from twostroke.config import CacheConfig, WorkerConfig
 from twostroke.config.adapters import AdapterConfig
-from twostroke.device.ranked_memory import RankedDeviceMemory
 from twostroke.engine.backends.built import BuiltEngine
-from twostroke.engine.backends.cuda.fit import rank_devices
+from twostroke.engine.backends.cuda.fit import devices_from
 from twostroke.engine.build import build_runner
+from twostroke.engine.ranks.device_pages import RankedDeviceMemory
 from twostroke.kernels.page_forms.page_conversion import convert_page
 from twostroke.kv_cache.form import Conversion, KvForm
 from twostroke.kv_cache.memory import Pages
@@ -163,8 +163,8 @@ def test_adapters_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
 
 def test_each_rank_has_the_next_device_and_too_few_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cuda(monkeypatch, 4)
-    assert [device.index for device in rank_devices(torch.device("cuda:1"), 3)] == [1, 2, 3]
+    assert [device.index for device in devices_from(torch.device("cuda:1"), 3)] == [1, 2, 3]
     with pytest.raises(
-        ConfigError, match=r"^--tp 4 takes a CUDA device for each rank, and from cuda:1 on this worker sees 3;"
+        ConfigError, match=r"^--tp 4 takes as many CUDA devices, and from cuda:1 on this worker sees 3;"
     ):
-        rank_devices(torch.device("cuda:1"), 4)
+        devices_from(torch.device("cuda:1"), 4)

@@ -14,7 +14,7 @@ import torch
 from tests.unit.engine.batches import Stream, generate
 from tests.unit.engine.reference_attention import reference_kernels
 from tests.unit.models.family_configs import CONFIGS, WINDOW
-from tests.unit.models.ranks.test_share import Meeting, ThreadRank
+from tests.unit.models.shares.test_share import Meeting, ThreadRank
 from tests.unit.models.test_registry import saved
 from twostroke.config import ModelConfig, Role, ScheduleConfig, WorkerConfig
 from twostroke.engine.backends.cuda.accelerator import CpuAccelerator
@@ -22,8 +22,9 @@ from twostroke.engine.backends.cuda.plan import DevicePlan, make_device_runner
 from twostroke.engine.backends.cuda.runner import DeviceRunner
 from twostroke.kernels.page_forms.page_conversion import convert_page
 from twostroke.kv_cache.form import Conversion, KvForm
-from twostroke.models.ranks.interface import OneRank, Ranks
+from twostroke.models.decoders.collective import Alone, Collective
 from twostroke.models.registry import read_spec
+from twostroke.models.shares.share import share_of
 from twostroke.models.weights.files import TensorFiles
 from twostroke.scheduler.batch import Batch, StepResult
 
@@ -55,11 +56,11 @@ class DeviceShares:
             model=ModelConfig(model=str(directory), dtype="float32", tp=ranks, max_model_len=96),
             schedule=ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=32),
         )
-        plan = DevicePlan.of(config, read_spec(directory), CPU, rank=rank)
+        plan = DevicePlan.of(config, share_of(read_spec(directory), rank, ranks), CPU)
         pages = torch.zeros((PAGES + 1, plan.needs().page_bytes), dtype=torch.uint8)
 
-        def join() -> Ranks:
-            return OneRank() if ranks == 1 else QuietRank(meeting, rank)
+        def join() -> Collective:
+            return Alone() if ranks == 1 else QuietRank(meeting, rank)
 
         with TensorFiles(directory, torch.float32, CPU) as files:
             return make_device_runner(plan, files, [pages], CpuAccelerator(), reference_kernels, join), pages

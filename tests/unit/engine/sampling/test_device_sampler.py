@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from twostroke.base.token_mask import WORD_BITS, Mask, permitted
 from twostroke.engine.sampling.device_sampler import WITHOUT_NOISE, draw_rows
 from twostroke.engine.sampling.noise import gumbel, gumbel_rows, stream_of
 from twostroke.engine.sampling.sampler import is_unadjusted, sample
-from twostroke.grammar.mask import WORD_BITS, Mask, permitted
 from twostroke.request import SamplingParams
 from twostroke.scheduler.batch import SampleRow
 

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from twostroke.base.token_mask import Mask
 from twostroke.engine.sampling.noise import gumbel
 from twostroke.engine.sampling.sampler import sample, truncated
-from twostroke.grammar.mask import Mask
 from twostroke.request import SampledToken, SamplingParams
 from twostroke.scheduler.batch import SampleRow
 

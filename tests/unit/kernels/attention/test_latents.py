@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.kernels.pools.whole_pool import pool_over
 from twostroke.base.errors import ConfigError
 from twostroke.kernels import reference
 from twostroke.kernels.attention.interface import AttentionBackend, RaggedBatch
 from twostroke.kernels.attention.rules import AttentionRule
-from twostroke.kernels.choice import pool_over
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team
@@ -86,7 +86,7 @@ class Sequences:
         )
 
     def step(self, backend: AttentionBackend, spans: Sequence[tuple[int, int, int]]) -> torch.Tensor:
-        """Stores and attends; returns [T, heads * rank]."""
+        """Stores and attends; returns [T, heads * latent_dim]."""
         q, k = (
             torch.cat([self.rows(sequence)[which][first:end] for sequence, first, end in spans]) for which in (0, 1)
         )
@@ -106,7 +106,7 @@ def native(of: Sequences, kernels: Kernels, team: Team | None = None) -> NativeA
 
 @given(
     heads=st.sampled_from([1, 2, 4, 7, 16, 32]),
-    rank=st.sampled_from([8, 20, 32, 40, 64]),
+    latent_dim=st.sampled_from([8, 20, 32, 40, 64]),
     rope=st.sampled_from([4, 8, 10]),
     block=st.sampled_from([1, 4, 16, 32]),
     dtype=st.sampled_from(DTYPES),
@@ -117,19 +117,19 @@ def native(of: Sequences, kernels: Kernels, team: Team | None = None) -> NativeA
 def test_native_kernels_equal_plain_loops(
     kernels: Kernels,
     heads: int,
-    rank: int,
+    latent_dim: int,
     rope: int,
     block: int,
     dtype: torch.dtype,
     form: str,
     lengths: list[int],
 ) -> None:
-    shape = PageShape(LAYERS, 1, block, rank + rope, rank)
+    shape = PageShape(LAYERS, 1, block, latent_dim + rope, latent_dim)
     ours, theirs = (Sequences(shape, heads, dtype, tuple(lengths), form) for _ in range(2))
     found = ours.step(native(ours, kernels), ours.whole())
     step = TorchAttention(theirs.pool, heads, (theirs.rule,) * LAYERS).begin(theirs.batch(theirs.whole()))
     q, k = (torch.cat([theirs.rows(sequence)[which] for sequence in range(len(lengths))]) for which in (0, 1))
-    rotated = step.store(LAYER, q, k, k[..., :rank])
+    rotated = step.store(LAYER, q, k, k[..., :latent_dim])
     expected = reference.paged_attention(rotated, theirs.pool, LAYER, theirs.batch(theirs.whole()), theirs.rule.scale)
     tolerance = max(TOLERANCE[dtype], TOLERANCE[getattr(torch, form)])
     torch.testing.assert_close(found, expected.flatten(1), rtol=tolerance, atol=tolerance)

@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 from tests.covering import pairwise
 from tests.unit.kernels.cpu.test_attention import in_pieces, row_of
+from tests.unit.kernels.pools.whole_pool import pool_over
 from tests.unit.kernels.variants import LATER, VARIANTS
 from twostroke.base.errors import ConfigError
 from twostroke.config.cache import KV_FORMATS
 from twostroke.kernels import reference
 from twostroke.kernels.attention.interface import AttentionBackend, RaggedBatch
-from twostroke.kernels.choice import choose_attention, pool_over
+from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu import attention as native
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from tests.unit.kernels.page_forms.test_page_forms import PATHS, VARIANTS, Prompts, random_history
+from tests.unit.kernels.pools.whole_pool import pool_over
 from twostroke.config.cache import KV_FORMATS
 from twostroke.kernels.attention.interface import AttentionBackend, RaggedBatch, RaggedPlaces
 from twostroke.kernels.attention.rules import AttentionRule
-from twostroke.kernels.choice import choose_attention, grouped_pool, pool_over
+from twostroke.kernels.choice import choose_attention, grouped_pool
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.pools.parted_pool import AnyPool
 from twostroke.kv_cache.form import PageShape, page_form
@@ -88,7 +89,7 @@ def test_rows_are_the_same_bits_whatever_lies_in_pages_that_the_window_has_left(
     for spans in random_history(prompts, 7):
         batch = prompts.batch(spans)
         expected = rows_of(prompts, whole, batch, spans)
-        own = replace(batch, windows=(window.places(batch, spans),))
+        own = replace(batch, further=(window.places(batch, spans),))
         assert torch.equal(rows_of(prompts, grouped, own, spans), expected), spans
     assert (pages[1][0] == NO_NUMBERS).all()
 

@@ -20,8 +20,7 @@ with pytest.MonkeyPatch.context() as patch:
     import twostroke.kernels.triton.codes
     import twostroke.kernels.triton.elementwise
     import twostroke.kernels.triton.grouped
-    import twostroke.kernels.triton.page_forms.nibble_attention
-    import twostroke.kernels.triton.pages  # noqa: F401
+    import twostroke.kernels.triton.page_forms.nibble_attention  # noqa: F401
 
 multiply = InterpreterBuilder.create_dot
 

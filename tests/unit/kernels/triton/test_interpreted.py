@@ -16,7 +16,6 @@ from twostroke.kernels.attention.spans import Spans, TokenSlots, cut_into_tiles,
 from twostroke.kernels.pools.page_pool import BYTES, PLAIN, PagePool
 from twostroke.kernels.triton.attention import LEAST_SHARED_BYTES, TritonAttention
 from twostroke.kernels.triton.decode import DecodeTuning, decode_attention, decode_tuning, plan_decode
-from twostroke.kernels.triton.pages import gather_pages, scatter_pages
 from twostroke.kernels.triton.prefill import PrefillTuning, prefill_tuning
 from twostroke.kv_cache.form import FORMS, PageShape
 
@@ -266,26 +265,6 @@ def test_a_device_with_less_shared_memory_gets_smaller_tiles() -> None:
         assert small.rows * dim * 2 + two_tiles <= LEAST_SHARED_BYTES
         keys = decode_tuning(dim, torch.bfloat16, LEAST_SHARED_BYTES).keys
         assert keys < decode_tuning(dim, torch.bfloat16).keys
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_pages_survive_a_trip_through_a_buffer_bit_by_bit(dtype: torch.dtype) -> None:
-    pool = torch.randn(7, 3, 2, 2, 16, 80).to(dtype)
-    pages = torch.tensor([6, 0, 3])
-    buffer, expected = torch.empty_like(pool[:3]), torch.empty_like(pool[:3])
-    gather_pages(pool, pages, buffer)
-    reference.gather_pages(pool, pages, expected)
-    assert torch.equal(buffer, expected)
-    target, twin = pool.clone(), pool.clone()
-    scatter_pages(buffer, torch.tensor([1, 5, 2]), target)
-    reference.scatter_pages(buffer, torch.tensor([1, 5, 2]), twin)
-    assert torch.equal(target, twin)
-    assert not torch.equal(target, pool)
-
-
-def test_no_pages_are_no_launch() -> None:
-    pool = torch.randn(2, 1, 2, 1, 16, 64)
-    gather_pages(pool, torch.empty(0, dtype=torch.int64), pool[:0])
 
 
 def test_other_layers_and_pages_are_left_alone() -> None:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.kernels.page_forms.test_page_forms import LAYER, Prompts
+from tests.unit.kernels.pools.whole_pool import pool_over
 from twostroke.kernels.attention.interface import AttentionStep, RaggedBatch
 from twostroke.kernels.attention.spans import Spans, TokenSlots
-from twostroke.kernels.choice import pool_over
 from twostroke.kernels.page_forms.exact_pages import ExactPages
 from twostroke.kernels.page_forms.nibble_attention import NibbleAttention
 from twostroke.kernels.page_forms.nibble_pool import BLOCK, NibblePool

@@ -93,7 +93,7 @@ def test_the_digest_sees_every_number_of_a_large_tensor(tmp_path: Path, place: t
 def test_what_is_not_computed_is_refused_by_its_key_in_one_line(tmp_path: Path, key: str, value: Any) -> None:
     with pytest.raises(ConfigError) as refused:
         read_adapter(write_adapter(tmp_path, **{key: value}))
-    words = {"r": "r (the rank)"}.get(key, key)
+    words = {"r": "r (the adapter rank)"}.get(key, key)
     assert words in refused.value.message
     assert "\n" not in refused.value.message
 

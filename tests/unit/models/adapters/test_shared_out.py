@@ -10,11 +10,11 @@ import torch
 
 from tests.unit.models.adapters.test_products import MODELS, an_adapter, logits_with, merged, slots
 from tests.unit.models.decoders.test_native_transformer import logits_of, native, plain, prompt
-from tests.unit.models.ranks.test_share import NativeRanks
+from tests.unit.models.shares.test_share import NativeCollective
 from tests.unit.models.test_registry import saved
 from twostroke.base.errors import ConfigError
-from twostroke.engine.adapters.model_adapters import ModelAdapters
-from twostroke.engine.adapters.ranked import (
+from twostroke.engine.adapters.model_adapters import ModelAdapters, share_of_adapter
+from twostroke.engine.ranks.adapters import (
     AdapterMessage,
     OtherRankAdapters,
     PrepareAdapter,
@@ -22,9 +22,8 @@ from twostroke.engine.adapters.ranked import (
     RankedAdapters,
 )
 from twostroke.kernels.cpu.build import Kernels
-from twostroke.models.adapters.shared_out import share_of_adapter
-from twostroke.models.ranks.stored_shares import shares_in
 from twostroke.models.registry import read_spec
+from twostroke.models.shares.shared_out import shares_in
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -34,7 +33,7 @@ def test_natively_two_ranks_are_as_near_to_merged_weights_as_one(name: str, tmp_
     adapter = an_adapter(base)
     exact, whole = plain(merged(base, adapter, tmp_path / "merged"), torch.float32), native(base, kernels)
     one = slots(base, torch.bfloat16, None).prepare(adapter)
-    ranks = NativeRanks(base, kernels, 2)
+    ranks = NativeCollective(base, kernels, 2)
     prepared = [(ModelAdapters(base, share, torch.bfloat16, linears=None).prepare(adapter),) for share in ranks.shares]
     usual, ours = 0.0, 0.0
     for seed in range(4):

@@ -9,9 +9,15 @@ import pytest
 
 from tests.unit.engine.tiny import TINY, save_tiny
 from twostroke.base.errors import ConfigError
-from twostroke.config import ModelConfig
-from twostroke.models.drafts.check import check_draft, check_draft_size, draft_dir, draft_pool, naming_draft
-from twostroke.models.known_specs import known_spec
+from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
+from twostroke.models.drafts.check import (
+    DraftModelPlan,
+    check_draft,
+    check_draft_size,
+    draft_dir,
+    naming_draft,
+    plan_draft,
+)
 
 WORDS = {"a": 0, "b": 1}
 
@@ -67,12 +73,17 @@ def test_a_directory_that_is_not_there_is_refused_as_the_models_is(tmp_path: Pat
 
 
 def test_page_memory_without_room_for_pages_is_refused_with_what_is_missing(tmp_path: Path) -> None:
-    spec = known_spec(saved(tmp_path / "draft"))
-    pool = draft_pool(spec, "float32", 16, 1 << 20)
-    assert pool.pages == (1 << 20) // pool.page_bytes
-    for cache_bytes in (1, pool.page_bytes):
+    draft, model = saved(tmp_path / "draft"), ModelConfig(dtype="float32")
+
+    def planned(cache_bytes: int) -> DraftModelPlan:
+        schedule = ScheduleConfig(draft_model=str(draft), draft_cache_bytes=cache_bytes)
+        return plan_draft(draft, model, CacheConfig(), schedule)
+
+    plan = planned(1 << 20)
+    assert plan.pages == (1 << 20) // plan.page_bytes
+    for cache_bytes in (1, plan.page_bytes):
         with pytest.raises(ConfigError, match=r"--draft-cache-memory .* at least 2 are needed: give"):
-            draft_pool(spec, "float32", 16, cache_bytes)
+            planned(cache_bytes)
 
 
 def test_a_draft_model_reads_fewer_bytes_of_weights_in_a_step_than_the_model(tmp_path: Path) -> None:

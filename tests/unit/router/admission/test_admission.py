@@ -6,9 +6,8 @@ from collections import Counter
 
 import pytest
 
-from router.admission.active_tenants import ActiveTenant, ActiveTenants
 from router.admission.admission import HEADS, MOST_DECIDED
-from router.admission.capacity import MOST_ENDING, MOST_LONE_ENDING
+from router.admission.capacity import MOST_ENDING, MOST_LONE_ENDING, ActiveTenant, ActiveTenants
 from router.admission.queued_request import Placement, Refused, Rules, Siblings
 from router.routing.policies import policy_named
 from router.routing.policies.priced import Priced

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from router.admission.fairness import PERIOD_S, Fairness, jain_index
-from router.admission.false_rejections import MOST_FOLLOWED, FalseRejections
-from twostroke.base.ids import RequestId, WorkerId
+from router.admission.measures import MOST_FOLLOWED, PERIOD_S, Fairness, FalseRejections, jain_index
+from router.fleet.worker import Worker
+from twostroke.base.ids import Epoch, RequestId, WorkerId
+from twostroke.config import Role
+from twostroke.rpc.v1.control_pb2 import WORKER_STATE_SERVING, Load
 
 P0, A, B = WorkerId("p0"), RequestId("a"), RequestId("b")
 
@@ -35,9 +37,13 @@ def test_a_refusal_was_right_if_one_ahead_took_too_long():
 def test_one_behind_others_work_waits_for_the_worker_to_say_that_it_is_idle():
     rejections = refused_behind()
     rejections.gone(A, 1.0)
-    assert list(rejections.workers) == [P0]
-    rejections.drained(P0, 2.0)
-    assert (rejections.count, list(rejections.workers)) == (1, [])
+    worker = Worker(P0, Role.PREFILL, "", Epoch(1, 2), WORKER_STATE_SERVING, load=Load(queued_s=0.5))
+    rejections.look({P0: worker}, 1.5)
+    assert rejections.count == 0
+    worker.load = Load()
+    for now_s in (2.0, 2.5):
+        rejections.look({P0: worker}, now_s)
+        assert rejections.count == 1
 
 
 def test_refusals_are_forgotten_when_their_time_is_over_and_never_too_many():

@@ -18,9 +18,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from openai import AsyncOpenAI, AuthenticationError, RateLimitError
 from prometheus_client import generate_latest
 
-from router.auth import auth as authenticator
+from router.auth import key_authenticator as authenticator
 from router.auth.api_keys import KeyEntry, NewKey, draw_key, find_key, parse_keys
-from router.auth.auth import KeyAuthenticator
+from router.auth.key_authenticator import KeyAuthenticator
 from router.metrics import RouterMetrics
 from tests.unit.router.conftest import Frontend, open_frontend
 from twostroke.base.errors import ConfigError, InvalidApiKey

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.console.shared import PERIOD_S, SHARE, Shared
+from router.console.fleet_view import PERIOD_S, SHARE, Shared
 
 
 class Clock:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
-from router.auth.auth import KeyAuthenticator
+from router.auth.key_authenticator import KeyAuthenticator
 from router.endpoints.app import build_http_app
 from router.endpoints.openapi import BODIES, MADE
 from router.metrics import RouterMetrics

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.fleet.worker_link import TokenDelta, TokenStream
+from router.fleet.token_stream import TokenDelta, TokenStream
 from twostroke.base.errors import PeerLost, TransferFailed
 from twostroke.base.ids import RequestId
 from twostroke.request import FinishReason

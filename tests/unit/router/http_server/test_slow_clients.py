@@ -20,6 +20,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from router.addresses import bind_listener
+from router.http_server import lingering
 from router.http_server import protocol as http_protocol
 from router.http_server.server import HttpServer, http_config
 from router.server import _client_options
@@ -290,7 +291,7 @@ async def test_grpc_connections_that_do_not_shake_hands_end(monkeypatch: pytest.
 async def test_who_sends_more_than_its_last_request_may_be_slow_to_take_its_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_protocol, "LINGER_SILENCE_S", 0.05)
+    monkeypatch.setattr(lingering, "LINGER_SILENCE_S", 0.05)
     begins, ends_head = b"POST /body HTTP/1.1\r\nHost: a\r\nConnection: close\r\n", b"Content-Length: 3000\r\n\r\n"
     padding = http_protocol.SLICE_BYTES - len(begins) - len(ends_head) - len(b"X: \r\n") - 3000
     async with listening() as (app, connect):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from router.auth.api_keys import draw_key
+from router.http_server import lingering
 from router.http_server import protocol as http_protocol
 from tests.unit.router.conftest import Frontend, open_frontend
 from tests.unit.router.http_server.test_slow_clients import ends, listening
@@ -187,7 +188,7 @@ async def test_of_a_refused_body_nothing_is_parsed_and_its_client_sees_the_answe
 async def test_a_refused_body_without_end_is_cut_off(
     keyed: tuple[Frontend, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_protocol, "LINGER_S", 0.3)
+    monkeypatch.setattr(lingering, "LINGER_S", 0.3)
     frontend, _ = keyed
     host, port = frontend.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))

@@ -18,7 +18,7 @@ import pytest
 
 from router.endpoints.app import build_http_app
 from router.metrics import RouterMetrics
-from router.preparation import preparer
+from router.preparation import preparer, work_process
 from router.preparation.prepare import prepare
 from router.preparation.preparer import ProcessPreparer
 from router.preparation.process import MOST_BYTES, most_bytes
@@ -187,7 +187,7 @@ async def test_tenants_take_turns_and_who_leaves_is_not_read(monkeypatch: pytest
         return PreparationOutcome(value=b"")
 
     monkeypatch.setattr(lane, "_tried", outcome)
-    monkeypatch.setattr(preparer, "MOST_WAITING_BYTES", 3 * MIB)
+    monkeypatch.setattr(work_process, "MOST_WAITING_BYTES", 3 * MIB)
 
     def ask(tenant: str, name: bytes) -> asyncio.Task[PreparationOutcome]:
         return asyncio.create_task(lane.prepare(Work("/v1/chat/completions", name * MIB, "toy", FACTS), tenant))
@@ -243,7 +243,7 @@ def test_tools_and_calls_reach_a_template_that_takes_them() -> None:
 
 
 async def test_a_body_above_what_may_wait_is_read_alone_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparer, "MOST_WAITING_BYTES", 100_000)
+    monkeypatch.setattr(work_process, "MOST_WAITING_BYTES", 100_000)
     work = work_of("tokenize", {"prompt": "a" * 200, "x": "a" * 200_000})
     async with asyncio.timeout(60), running() as prepares:
         assert [(await prepares.prepare(work, "")).error for _ in range(2)] == [None, None]

@@ -116,7 +116,7 @@ def test_what_a_grpc_message_allows_and_ends_with_comes_as_options_and_is_not_re
     outcome = prepare(Work("grpc_generate", asked.SerializeToString(), "toy", FACTS), ByteText())
     options = unpacked(packed(outcome), PreparationOutcome).value.options
     assert options.allowed_tokens == token_bits([7])
-    assert (options.seed, options.stop_token_ids, options.max_tokens, options.n) == (3, (5,), 2, 2)
+    assert (options.seed, list(options.stop_token_ids), options.max_tokens, options.n) == (3, [5], 2, 2)
 
 
 def _object(name: str, fields: Any, given: Any = ()) -> bytes:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from router.fleet.adapters import ServedAdapter
-from router.requests.public_prefixes import PublicPrefixes
+from router.fleet.named_models import NamedModel
+from router.text.prompts import PublicPrefixes
 from tests.unit.router.conftest import Frontend
 from twostroke.kv_cache.block import adapter_salt, block_hashes_of, exact_salt, owner_salt
 from twostroke.kv_cache.form import KvForm
@@ -81,8 +81,8 @@ DIALECTS: dict[str, Callable[[Frontend, Apart], Awaitable[None]]] = {
 def apart(frontend: Frontend) -> Frontend:
     """Serves two adapters, and pages that were converted: those who insist on exact ones share none."""
     frontend.limit(kv_form=KvForm("int8", "bfloat16"))
-    frontend.dispatcher.adapters = {
-        name: ServedAdapter(name, AdapterRef(name.encode() * 8), 8, 1000, 0.0) for name in MODELS[1:]
+    frontend.dispatcher.named_models = {
+        name: NamedModel(name, AdapterRef(name.encode() * 8), 8, 1000, 0.0) for name in MODELS[1:]
     }
     return frontend
 

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from router.requests import output_share
-from router.requests.output_share import AT_ONCE, OutputShare
+from router.requests import request_output
+from router.requests.request_output import AT_ONCE, OutputShare
 from tests.unit.router.conftest import Frontend
 from twostroke.request import SampledToken
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
@@ -28,7 +28,7 @@ ASK = {
 async def test_a_client_with_many_messages_lets_one_with_few_go_before_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(output_share, "TURN_S", 0.0)
+    monkeypatch.setattr(request_output, "TURN_S", 0.0)
     share, order = OutputShare(), list[str]()
 
     async def write(client: str) -> None:
@@ -45,7 +45,7 @@ async def test_a_client_with_many_messages_lets_one_with_few_go_before_the_rest(
 
 
 async def test_who_leaves_while_it_waits_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_share, "TURN_S", 0.0)
+    monkeypatch.setattr(request_output, "TURN_S", 0.0)
     share, order = OutputShare(), list[int]()
 
     async def write(number: int) -> None:
@@ -66,7 +66,7 @@ async def test_who_leaves_while_it_waits_keeps_nobody_waiting(monkeypatch: pytes
 async def test_messages_of_many_choices_are_spread_over_turns_of_the_loop(
     frontend: Frontend, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output_share, "TURN_S", 0.0)
+    monkeypatch.setattr(request_output, "TURN_S", 0.0)
     frontend.dispatcher.script = lambda request, index: [RICH] * STEPS
     turns = 0
 

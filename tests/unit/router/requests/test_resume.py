@@ -14,19 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.types import Message
 
-from router.auth.auth import AuthContext
-from router.auth.stream_marks import stream_marks
-from router.dialects.openai.errors import error_body
-from router.dialects.openai.reply import OpenAIReply
+from router.auth.auth import AuthContext, stream_marks
+from router.dialects.openai.reply import OpenAIReply, error_body
 from router.dialects.openai.schema import OpenAIRequest
 from router.endpoints.answer import AnswerResponse
 from router.metrics import RouterMetrics
 from router.preparation.prepare import prepare
 from router.requests.client_request import ClientRequest
 from router.requests.request_handler import RequestHandler
-from router.requests.resume import Seeds, Sent, SentProgress, StreamPoint
+from router.requests.resume import Seeds, Sent, SentProgress, StreamPoint, Untold
 from router.requests.work import Work
-from router.serving.attempts import Attempts, first_attempt
+from router.serving.parent_request import Attempts, first_attempt
 from router.text.output.events import TextEvent
 from router.text.tokenizer import ByteText
 from tests.inline_preparer import InlinePreparer
@@ -243,7 +241,7 @@ MARK = stream_marks("the cluster's token")("tenant")
 
 def _told() -> str:
     point = StreamPoint.begin("r", 3, MARK)
-    assert point.weights.fix("fingerprint", None)
+    assert point.weights.fix("fingerprint", b"")
     progress = SentProgress(point)
     progress.opened(0)
     progress.sent_token(1)
@@ -253,8 +251,8 @@ def _told() -> str:
 def test_a_token_is_read_as_it_was_sent_with_the_weights_that_answered() -> None:
     after = StreamPoint.after(_told(), 3, "resume_from", MARK)
     assert after.sent == (Sent(0), Sent(1), Sent(0, is_finished=True))
-    assert after.weights.admit("fingerprint", None)
-    assert not after.weights.admit("another fingerprint", None)
+    assert after.weights.admit("fingerprint", b"")
+    assert not after.weights.admit("another fingerprint", b"")
 
 
 @pytest.mark.parametrize(
@@ -328,7 +326,7 @@ async def test_a_whole_answer_begins_anew_where_its_weights_are_replaced() -> No
 
         async def generate(self, request, take=None):  # type: ignore[no-untyped-def]  # as its parent's
             self.calls += 1
-            assert request.weights.fix(f"weights {self.calls}", None)
+            assert request.weights.fix(f"weights {self.calls}", b"")
             async for choice, delta in super().generate(request):
                 yield choice, delta
                 if self.calls < 3:
@@ -345,7 +343,7 @@ async def test_a_whole_answer_begins_anew_where_its_weights_are_replaced() -> No
         messages.append(message)
 
     def reply() -> OpenAIReply:
-        return OpenAIReply(wanted, point, "toy", ByteText(), SentProgress(point, is_told=False))
+        return OpenAIReply(wanted, point, "toy", ByteText(), Untold())
 
     await AnswerResponse(handler, ask, reply, error_body, stream=False)({"type": "http"}, _never, send)
     body = json.loads(messages[-1]["body"])

@@ -13,8 +13,8 @@ import pytest
 from router.endpoints.app import build_http_app
 from router.metrics import RouterMetrics
 from router.preparation.public_prefixes import read_public_prefixes
-from router.requests.public_prefixes import PublicPrefixes
 from router.requests.request_handler import RequestHandler
+from router.text.prompts import PublicPrefixes
 from router.text.tokenizer import ByteText
 from tests.inline_preparer import InlinePreparer
 from tests.unit.router.conftest import ScriptedDispatcher

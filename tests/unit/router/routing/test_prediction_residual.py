@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.routing.prediction_residual import LEAST_RESIDUALS, RESIDUAL_FRESH_S, RESIDUAL_MEMORY, PredictionResidual
+from router.routing.learned import LEAST_RESIDUALS, RESIDUAL_FRESH_S, RESIDUAL_MEMORY, PredictionResidual
 
 
 def observed(values: list[float], *, is_local: bool = False, at_s: float = 0.0) -> PredictionResidual:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from router.routing import prefix_index
-from router.routing.prefix_index import ReReferenceRate
+from router.routing import learned
+from router.routing.learned import ReReferenceRate
 from twostroke.base.ids import BlockHash
 
 
@@ -37,20 +37,20 @@ def test_one_eviction_is_counted_once() -> None:
 
 def test_old_evictions_are_forgotten() -> None:
     blocks = ReReferenceRate()
-    for start in range(0, prefix_index.REMEMBERED_EVICTIONS + 1000, 1000):
+    for start in range(0, learned.REMEMBERED_EVICTIONS + 1000, 1000):
         blocks.evicted(hashes(start, start + 1000))
     blocks.asked(hashes(0, 1000))
     assert blocks.rate == 0.0
-    blocks.asked(hashes(prefix_index.REMEMBERED_EVICTIONS, prefix_index.REMEMBERED_EVICTIONS + 1000))
+    blocks.asked(hashes(learned.REMEMBERED_EVICTIONS, learned.REMEMBERED_EVICTIONS + 1000))
     assert blocks.rate > 0.0
 
 
 def test_what_happens_now_outweighs_what_happened_long_ago() -> None:
     blocks = ReReferenceRate()
-    for start in range(0, 2 * prefix_index.HALVING_EVICTIONS, 1000):
+    for start in range(0, 2 * learned.HALVING_EVICTIONS, 1000):
         blocks.evicted(hashes(start, start + 1000))
         blocks.asked(hashes(start, start + 1000))
     assert blocks.rate > 0.95
-    for start in range(2 * prefix_index.HALVING_EVICTIONS, 6 * prefix_index.HALVING_EVICTIONS, 1000):
+    for start in range(2 * learned.HALVING_EVICTIONS, 6 * learned.HALVING_EVICTIONS, 1000):
         blocks.evicted(hashes(start, start + 1000))
     assert blocks.rate < 0.2

@@ -8,7 +8,7 @@ import zlib
 from array import array
 from collections.abc import Callable
 
-from router.fleet.worker_link import TokenDelta
+from router.fleet.token_stream import TokenDelta
 from router.serving.dispatcher import RouterCore
 from router.serving.parent_request import ParentRequest
 from twostroke.request import Attempt

@@ -11,9 +11,8 @@ import pytest
 
 from router.metrics import RouterMetrics
 from router.routing.selector import RoutingParams
-from router.serving.attempts import Attempts
 from router.serving.dispatcher import RouterCore
-from router.serving.parent_request import ParentRequest
+from router.serving.parent_request import Attempts, ParentRequest
 from tests.unit.router.serving.asking import Ask, eventually, next_token, request_snapshot
 from twostroke.base.errors import Cancelled, NotFound, PeerLost, ServeError, StaleEpoch
 from twostroke.base.ids import Epoch, WorkerId

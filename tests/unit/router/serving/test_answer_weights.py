@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.serving.answer_weights import AnswerWeights, weights_mark
+from router.serving.parent_request import AnswerWeights, weights_mark
 from twostroke.base.errors import WeightsChanged
-from twostroke.request import AdapterRef
 from twostroke.rpc.v1 import control_pb2
 
 pytestmark = pytest.mark.timeout(60)
@@ -179,16 +178,16 @@ async def test_a_resumed_stream_waits_for_the_worker_that_returns_with_its_weigh
 
 
 @pytest.mark.parametrize(
-    ("fingerprint", "adapter"),
-    [(NEW, None), (OLD, AdapterRef(b"one")), (OLD, AdapterRef(b"other")), ("", None)],
+    ("fingerprint", "own"),
+    [(NEW, b""), (OLD, b"one"), (OLD, b"other"), ("", b"")],
 )
-def test_weights_are_the_fingerprint_and_the_adapters_bytes(fingerprint: str, adapter: AdapterRef | None) -> None:
+def test_weights_are_the_fingerprint_and_the_adapters_bytes(fingerprint: str, own: bytes) -> None:
     weights = AnswerWeights()
-    assert weights.fix(OLD, None)
-    assert not weights.fix(fingerprint, adapter)
-    assert not weights.admit(fingerprint, adapter)
+    assert weights.fix(OLD, b"")
+    assert not weights.fix(fingerprint, own)
+    assert not weights.admit(fingerprint, own)
     with_adapter = AnswerWeights()
-    assert with_adapter.fix(OLD, AdapterRef(b"one", "a folder"))
-    assert with_adapter.admit(OLD, AdapterRef(b"one", "another folder"))
-    assert not with_adapter.admit(OLD, AdapterRef(b"other"))
-    assert not with_adapter.admit(OLD, None)
+    assert with_adapter.fix(OLD, b"one")
+    assert with_adapter.admit(OLD, b"one")
+    assert not with_adapter.admit(OLD, b"other")
+    assert not with_adapter.admit(OLD, b"")

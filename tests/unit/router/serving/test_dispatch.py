@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from router.fleet.worker_link import TokenDelta
+from router.fleet.token_stream import TokenDelta
 from router.serving.dispatcher import HASHED_TOKENS, hash_blocks
 from router.serving.parent_request import ParentRequest
 from twostroke.base.errors import (

@@ -70,7 +70,7 @@ async def test_a_request_that_a_worker_cannot_compute_goes_on_at_another_one(fle
     broken.fail_answers = StepFailed("no such row")
     core = await fleet.core()
     healthy = await fleet.add("decode-1")
-    while len(core.loads()) < 2:
+    while len(core.operations.loads()) < 2:
         await asyncio.sleep(0.01)
     answers = [await ask(core, request_id=f"r{number}", prompt=[number] * 40).task for number in range(6)]
     assert all(answer.is_right for answer in answers)

@@ -52,6 +52,13 @@ async def test_a_worker_whose_events_break_gets_no_new_work_until_it_is_back(fle
     await soon(lambda: statuses(core)["decode-0"] == "serving")
 
 
+async def test_a_decode_worker_has_its_token_stream_before_the_first_request(fleet, soon):
+    worker = await fleet.add("decode-0")
+    await fleet.add("prefill-0", "prefill")
+    core = await fleet.core()
+    await soon(lambda: set(worker.streams) == {core.router_id})
+
+
 async def test_streams_of_a_suspect_worker_go_on(fleet, ask, statuses, soon):
     worker = await fleet.add("decode-0", hold_at=5)
     core = await fleet.core()
@@ -260,7 +267,7 @@ async def test_a_subscriber_gets_a_snapshot_of_every_worker_and_then_what_change
     first.log.stored(CHAIN[0])
     first.publish()
     await soon(lambda: len(core._routing.index) == 1)
-    events = core.subscribe(control_pb2.SubscribeKvEventsRequest())
+    events = core.operations.subscribe(control_pb2.SubscribeKvEventsRequest())
     begun = [await anext(events), await anext(events)]
     assert {(batch.worker_id, batch.snapshot, batch.stored) for batch in begun} == {
         ("decode-0", True, CHAIN[0]),
@@ -282,7 +289,7 @@ async def test_a_subscriber_that_names_the_next_sequence_gets_no_snapshot(fleet,
     request = control_pb2.SubscribeKvEventsRequest(
         epoch=str(worker.epoch), start_sequence=following, worker_id="decode-0"
     )
-    events = core.subscribe(request)
+    events = core.operations.subscribe(request)
     batch = await anext(events)
     assert not batch.snapshot
     assert batch.sequence == following
@@ -293,7 +300,7 @@ async def test_a_subscriber_that_falls_far_behind_starts_again_from_snapshots(fl
     monkeypatch.setattr("router.routing.event_relay.MAX_BEHIND", 3)
     worker = await fleet.add("decode-0")
     core = await fleet.core()
-    events = core.subscribe(control_pb2.SubscribeKvEventsRequest())
+    events = core.operations.subscribe(control_pb2.SubscribeKvEventsRequest())
     assert (await anext(events)).snapshot
     worker.log.stored(CHAIN[0])
     start = worker.log.sequence
@@ -310,8 +317,8 @@ async def test_loads_and_members_can_be_seen(fleet, soon):
     await fleet.add("prefill-0", "prefill")
     core = await fleet.core()
     worker.load.running = 3
-    await soon(lambda: core.loads()[0].load.running == 3)
-    assert {load.worker_id for load in core.loads()} == {"decode-0", "prefill-0"}
+    await soon(lambda: core.operations.loads()[0].load.running == 3)
+    assert {load.worker_id for load in core.operations.loads()} == {"decode-0", "prefill-0"}
     value = core._metrics.registry.get_sample_value
     assert value("twostroke_fleet_workers", {"role": "router", "worker_role": "decode", "state": "serving"}) == 1
     decode = {"role": "router", "worker_role": "decode", "worker": "decode-0"}
@@ -399,7 +406,7 @@ async def test_a_subscriber_is_told_when_a_worker_leaves(fleet, soon):
     worker.log.stored(CHAIN[0])
     worker.publish()
     await soon(lambda: len(core._routing.index) == 1)
-    events = core.subscribe(control_pb2.SubscribeKvEventsRequest())
+    events = core.operations.subscribe(control_pb2.SubscribeKvEventsRequest())
     assert (await anext(events)).stored == CHAIN[0]
     await fleet.remove("decode-0")
     async with asyncio.timeout(60):

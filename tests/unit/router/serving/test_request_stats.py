@@ -55,7 +55,7 @@ def test_the_last_word_of_the_first_attempt_on_reuse_counts_and_later_attempts_d
     told.arrived(2, 96, 16.0)
     assert told.cached_tokens == 80
     assert told.comparison == Comparison(5, 5, 2.5, 3.0)
-    told.drafts = {"lookup": (8, 5), "model": (2, 0)}
+    told.proposals = {"lookup": (8, 5), "model": (2, 0)}
     record = told.record("length")
     assert (record.drafted_tokens, record.kept_tokens) == ({"lookup": 8, "model": 2}, {"lookup": 5, "model": 0})
     assert (record.decode, record.attempts, record.output_tokens) == ("decode-1", 2, 3)

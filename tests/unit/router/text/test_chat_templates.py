@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from router.text.chat_templates import ChatTemplates, load_templates
+from router.text.chat_template import ChatTemplates, load_templates
 from router.text.prompts import ChatPrompt
 from tests.unit.router.text.test_tokenizer import write_tokenizer
 from twostroke.base.errors import ConfigError, InvalidRequest, UnsupportedFeature

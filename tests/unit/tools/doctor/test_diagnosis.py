@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tools.doctor.diagnosis import CHECKS, Cause, diagnose
-from tools.doctor.facts import Canary, Facts, WorkerFacts
+from tools.doctor.facts import Facts, SentChat, WorkerFacts
 from twostroke.kv_cache.form import KvForm
 
 FLEET = "model=m;revision=1;block_size=16;dtype=bfloat16"
@@ -33,8 +33,8 @@ FINE = Facts(
     policy="kv",
     is_blind=False,
     workers=(PREFILL, DECODE),
-    first=Canary(salt="", tokens=TOKENS, prompt_tokens=100, cached_tokens=0),
-    second=Canary(salt="", tokens=TOKENS, prompt_tokens=100, cached_tokens=96),
+    first=SentChat(salt="", tokens=TOKENS, prompt_tokens=100, cached_tokens=0),
+    second=SentChat(salt="", tokens=TOKENS, prompt_tokens=100, cached_tokens=96),
 )
 MISSED = replace(FINE, second=replace(FINE.second, cached_tokens=0))
 

@@ -73,7 +73,7 @@ async def test_pages_and_window_parts_are_each_converted_by_their_group() -> Non
     memory, transport = PageMemory(2, PAGE_BYTES, PageRegion(3, part_bytes)), ShmTransport()
     pages, parts = content(4)[:2], content(5)[:3, :part_bytes]
     memory.regions[0][:2], memory.regions[1][:3] = pages.numpy(), parts.numpy()
-    converted = ConvertedPages(memory, replace(CONVERSION, window=few), [transport])
+    converted = ConvertedPages(memory, replace(CONVERSION, further=(few,)), [transport])
     await converted.open(Identity("source", Epoch(1, 1), "f;form=int8 from bfloat16", "secret"))
     expected = torch.zeros(few.page_bytes, dtype=torch.uint8)
     convert_page(few, parts[2], expected)

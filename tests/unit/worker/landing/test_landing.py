@@ -26,7 +26,7 @@ from twostroke.kv_cache.layout import PageRegion
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.worker.landing import landing as landing_module
 from twostroke.worker.landing import page_converter
-from twostroke.worker.landing.landing import PARTS, ConvertingLanding
+from twostroke.worker.landing.landing import BUFFERS, ConvertingLanding
 from twostroke.worker.landing.page_converter import Way, convert, is_for_puller
 
 BLOCKS = 12
@@ -104,7 +104,7 @@ async def test_pages_that_the_source_has_converted_are_pulled_as_they_are() -> N
     "fault", [Fail(), Expire(), FlipByte(copy=0, offset=3), WriteLate(), Delay(60.0)], ids=lambda f: type(f).__name__
 )
 async def test_a_copy_that_fails_leaves_its_blocks_to_others(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(landing_module, "PART_BYTES", 3 * SOURCE_PAGE)
+    monkeypatch.setattr(landing_module, "BUFFER_BYTES", 3 * SOURCE_PAGE)
     async with two_forms("int8", "bfloat16", copy_s=0.25) as workers:
         workers.compute(TOKENS, content(BLOCKS, "int8"))
         workers.prices(source_s=1.0, puller_s=1e-6)
@@ -179,21 +179,21 @@ async def test_a_page_keeps_its_writer_until_the_conversion_into_it_has_ended(mo
 async def test_pulls_share_a_memory_of_a_fixed_size_and_beyond_it_the_source_converts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(landing_module, "PART_BYTES", 2 * SOURCE_PAGE)
+    monkeypatch.setattr(landing_module, "BUFFER_BYTES", 2 * SOURCE_PAGE)
     slow, pulls = SlowConversions(monkeypatch), []
     async with two_forms("int8", "bfloat16") as workers:
-        assert workers.landing._memory.pages == 2 * PARTS
-        prompts = [[100 * first + token for token in range(4)] for first in range(1, PARTS + 3)]
+        assert workers.landing._memory.pages == 2 * BUFFERS
+        prompts = [[100 * first + token for token in range(4)] for first in range(1, BUFFERS + 3)]
         for prompt in prompts:
             workers.compute(prompt, content(4, "int8", seed=prompt[0]))
         workers.prices(source_s=1.0, puller_s=1e-6)
-        pulls += [workers.pull(prompt, session) for session, prompt in enumerate(prompts[: PARTS + 1])]
+        pulls += [workers.pull(prompt, session) for session, prompt in enumerate(prompts[: BUFFERS + 1])]
         await eventually(lambda: not workers.landing.has_room)
-        await eventually(lambda: workers.plan.pulls == PARTS)
+        await eventually(lambda: workers.plan.pulls == BUFFERS)
         pages, task = workers.pull(prompts[-1], 99)
         report = await task
         assert (report.pulled, report.converted) == (4, 0)
-        assert workers.plan.pulls == PARTS, "the others wait for their places"
+        assert workers.plan.pulls == BUFFERS, "the others wait for their places"
         slow.go.set()
         for (held, done), prompt in zip(pulls, prompts, strict=False):
             report = await done
@@ -238,7 +238,7 @@ async def test_pages_of_a_device_are_filled_through_the_host() -> None:
 
 async def test_window_parts_land_beside_pages_and_are_converted_by_their_group() -> None:
     few = Conversion(KvForm("int8"), KvForm("bfloat16", "int8"), replace(SHAPE, layers=1), has_pieces=False)
-    conversion = replace(few, shape=SHAPE, window=few)
+    conversion = replace(few, shape=SHAPE, further=(few,))
     memory = PageMemory(4, conversion.page_bytes, PageRegion(3, few.page_bytes))
     landing = ConvertingLanding(memory, conversion, [])
     for each, page, region, row in ((conversion, PageId(1), 0, 1), (few, PageId(6), 1, 2)):

@@ -235,8 +235,8 @@ def test_costs_of_which_one_would_be_negative_predict_what_was_seen_all_the_same
     assert all(rates.cost.of(step) == about(0.0011 * step.prompt_tokens, 0.25) for step in steps)
 
 
-def test_the_prompt_share_of_a_step_is_what_it_would_have_taken_alone() -> None:
-    assert REAL.prompt_share(batch(0, 4)) == 0.0
-    assert REAL.prompt_share(chunk(64, 0)) == 1.0
+def test_the_prompt_fraction_of_a_step_is_what_it_would_have_taken_alone() -> None:
+    assert REAL.prompt_fraction(batch(0, 4)) == 0.0
+    assert REAL.prompt_fraction(chunk(64, 0)) == 1.0
     shared = chunk(64, 100, streams=4)
-    assert REAL.prompt_share(shared) * REAL.of(shared) == about(REAL.of(chunk(64, 100)), 1e-9)
+    assert REAL.prompt_fraction(shared) * REAL.of(shared) == about(REAL.of(chunk(64, 100)), 1e-9)

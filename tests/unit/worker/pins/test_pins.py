@@ -417,7 +417,7 @@ async def test_a_new_epoch_of_a_worker_has_its_blocks_and_not_its_pins() -> None
         await pins.put(pin_of())
         await pins.ready()
         await eventually(lambda: worker.host.pool.count(PageState.PINNED) == BLOCKS)
-        log = worker.host._engine_state.begin_epoch(Epoch.begin(2))
+        log = worker.host.engine_state.begin_epoch(Epoch.begin(2))
         assert worker.host.pool.count(PageState.CACHED) == BLOCKS
         assert log.sequence == 1
         assert set(log.snapshot().stored) == set(block_hashes_of(SYSTEM, BLOCK))

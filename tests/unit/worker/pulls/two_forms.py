@@ -31,11 +31,11 @@ from twostroke.worker.landing.converted_pages import ConvertedPages
 from twostroke.worker.landing.digests import PageDigests
 from twostroke.worker.landing.landing import ConvertingLanding, DirectLanding
 from twostroke.worker.landing.page_converter import convert
+from twostroke.worker.measured.page_time import PageTime
 from twostroke.worker.pulls.pull_client import PullClient, PullLimits
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.services.pages_service import PagesService
 from twostroke.worker.supply.pull_spec import PullReport, PullSpec
-from twostroke.worker.tiers.price import PageTime
 
 SHAPE = PageShape(2, 3, 16, 64)
 TOKEN = "secret"  # of a cluster that lasts for a test
@@ -163,7 +163,7 @@ async def two_forms(
     progress = Condition()
     digests = [PageDigests(source), PageDigests(target)]
     view: Any = SimpleNamespace(
-        pool=source_pool, loop=SimpleNamespace(wake=progress.notify), loads=SimpleNamespace(for_others=None),
+        pool=source_pool, loop=SimpleNamespace(wake=progress.notify), branches=SimpleNamespace(below=None),
         memory=source, progress=progress,
         validator=RequestValidator(SOURCE, Epoch(1, 1), "f", metrics(Role.PREFILL), kv_form=source_form),
         metrics=metrics(Role.PREFILL), facts=SimpleNamespace(block_size=1, kv_form=conversion.source),

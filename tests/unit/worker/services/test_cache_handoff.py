@@ -14,7 +14,7 @@ from twostroke.base.ids import BlockHash
 from twostroke.kv_cache.groups.full_group import CachedBlock
 from twostroke.rpc.v1 import control_pb2
 from twostroke.worker.services import cache_handoff
-from twostroke.worker.services.cache_handoff import Chain, HandoffShare, divide, hottest_chains, pages_to_give
+from twostroke.worker.services.cache_handoff import Chain, SuccessorChains, divide, hottest_chains, pages_to_give
 
 
 def name(text: str) -> BlockHash:
@@ -58,7 +58,7 @@ def test_heirs_share_by_first_blocks_and_get_what_they_have_room_for() -> None:
         Chain(name("root"), (name("a"), name("a2"), name("a3")), 2),
         Chain(name("root"), (name("c"),), 1),
     ]
-    first, second = HandoffShare(control_pb2.Successor(), 3), HandoffShare(control_pb2.Successor(), 2)
+    first, second = SuccessorChains(control_pb2.Successor(), 3), SuccessorChains(control_pb2.Successor(), 2)
     divide(chains, [first, second])
     assert first.chains == [chains[0], Chain(name("root"), (name("a"), name("a2")), 1)]
     assert second.chains == [chains[1]]

@@ -17,7 +17,7 @@ from twostroke.observability.profiler import WORK_LOOP, Slice
 from twostroke.scheduler.cost import StepCost, StepTerms
 from twostroke.scheduler.lateness import WaitingPrompts
 from twostroke.scheduler.sequence import Sequence
-from twostroke.scheduler.step_target import PLANNED_SHARE, StepTarget
+from twostroke.scheduler.step_target import PLANNED_FRACTION, StepTarget
 from twostroke.worker.measured.rates import Rates
 from twostroke.worker.steps.sharing import TimeSharing
 
@@ -93,7 +93,7 @@ def test_it_does_not_pause_with_a_prompt_of_its_own_and_tells_the_others_of_it()
     assert one.waiting_s > 0
 
 
-@pytest.mark.parametrize(("late", "seconds"), [(False, 0.02), (True, PLANNED_SHARE * 0.2)])
+@pytest.mark.parametrize(("late", "seconds"), [(False, 0.02), (True, PLANNED_FRACTION * 0.2)])
 def test_streams_are_as_slow_as_was_promised_to_them_while_a_prompt_beside_them_would_be_late(
     late: bool, seconds: float
 ) -> None:
@@ -111,7 +111,7 @@ def test_a_prompt_that_would_be_late_has_a_longer_step_here_and_the_neighbours_a
     assert sharing.budget.step_s(8, 0) == pytest.approx(0.02)
     bench.answer([7] * 80).due_s = NOW_S + left_s
     bench.admit()
-    longest_s = PLANNED_SHARE * 0.2
+    longest_s = PLANNED_FRACTION * 0.2
     assert sharing.budget.step_s(8, 0) == pytest.approx(longest_s if late else 0.02)
     sharing.tell(bench.scheduler.plan())
     told = neighbours.told[-1]

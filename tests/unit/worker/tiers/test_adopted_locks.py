@@ -36,7 +36,7 @@ async def test_the_lock_of_an_adopted_folder_is_closed_once(
         await ask(router, A)
         await ask(router, B, request_id="b")
         await written(worker)
-        left = worker.host.tiers.disk.folder
+        left = worker.lower.tiers.full.disk.folder
     assert locks_open(tmp_path) == 0
     closed: list[Path] = []
     close = SegmentFolder.close
@@ -49,7 +49,7 @@ async def test_the_lock_of_an_adopted_folder_is_closed_once(
     if trouble is not None:
         monkeypatch.setattr(adoption, "claim_left", claims_and_fails)
     async with tiered(tmp_path, worker_id="other") as other:
-        looking = asyncio.create_task(adopt_left(other.host.tiers, lambda: None, look_s=0.01, unseen_s=0))
+        looking = asyncio.create_task(adopt_left(other.lower.tiers.full, lambda: None, look_s=0.01, unseen_s=0))
         if trouble is None:
             await eventually(lambda: on_disk(other))
             assert locks_open(tmp_path) == 2

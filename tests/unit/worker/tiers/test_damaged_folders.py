@@ -207,7 +207,7 @@ async def test_a_damaged_folder_costs_pages_and_nothing_else(
         await ask(router, A)
         await ask(router, B, request_id="b")
         await written(worker)
-        folder, told = worker.host.tiers.disk.folder, announced(worker, Tier.DISK)
+        folder, told = worker.lower.tiers.full.disk.folder, announced(worker, Tier.DISK)
     DEEDS[what](folder)
     left, caplog_before = others(tmp_path), len(caplog.records)
     async with tiered(tmp_path, model=MODEL) as again, router_to(again) as router:

@@ -24,6 +24,7 @@ from tests.unit.worker.tiers.tiered import (
 from twostroke.base.errors import ConfigError
 from twostroke.config import CacheConfig, Role
 from twostroke.worker.engine_state import EngineState
+from twostroke.worker.tiers.branch import Tiers
 
 
 async def test_what_was_evicted_comes_back_from_disk_instead_of_being_computed(tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ async def test_blocks_of_another_model_are_not_found(tmp_path: Path) -> None:
 
 async def test_the_disk_never_takes_more_than_it_may_and_routers_know_what_went(tmp_path: Path) -> None:
     async with tiered(tmp_path, disk_pages=12) as worker, router_to(worker) as router:
-        disk = worker.host.tiers.disk
+        disk = worker.lower.tiers.full.disk
         for seed in range(8):
             await ask(router, prompt_of(BLOCKS * BLOCK + 3, seed=seed), request_id=f"{seed}")
             await written(worker)
@@ -94,7 +95,7 @@ async def test_a_small_budget_is_kept_for_blocks_that_were_wanted_twice(tmp_path
 async def test_a_disk_with_room_for_one_page_is_refused_with_the_numbers(tmp_path: Path) -> None:
     cache = CacheConfig(kv_cache_memory_bytes=4 * PAGE_BYTES, disk_cache_bytes=30_000, disk_cache_dir=str(tmp_path))
     with pytest.raises(ConfigError, match="--disk-cache 30000 holds 1 pages of 20480 bytes; at least 2 are needed"):
-        await EngineState.load(worker_config(Role.DECODE).replace(cache=cache))
+        await EngineState.load(worker_config(Role.DECODE).replace(cache=cache), {Tiers: Tiers.load})
 
 
 async def test_a_flipped_bit_is_a_counted_miss_and_its_record_never_comes_back(
@@ -120,7 +121,7 @@ async def test_no_dead_record_is_written_for_a_segment_that_has_gone(tmp_path: P
         await ask(router, A)
         await ask(router, B, request_id="b")
         await written(worker)
-        disk = worker.host.tiers.disk
+        disk = worker.lower.tiers.full.disk
         for path in disk.folder.glob("*.pages"):
             path.unlink()
         for block_hash in list(disk.store):
@@ -148,7 +149,7 @@ async def test_forgetting_the_cache_forgets_the_disk_too(tmp_path: Path) -> None
         await ask(router, B, request_id="b")
         await written(worker)
         forgotten = on_disk(worker)
-        assert worker.host.tiers.forget_all() == len(forgotten) > 0
+        assert worker.lower.tiers.full.forget_all() == len(forgotten) > 0
         worker.host.pool.forget_cached()
         await ask(router, A, request_id="again")
         assert of_tier(worker, "loaded_pages_total") == 0

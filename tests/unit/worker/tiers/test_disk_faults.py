@@ -70,7 +70,7 @@ async def test_a_failing_disk_is_turned_off_with_one_warning_and_serving_goes_on
         for index in range(3):
             await ask(router, A, request_id=f"a{index}")
             await ask(router, C, request_id=f"c{index}")
-        await eventually(lambda: worker.host.tiers.disk is None)
+        await eventually(lambda: worker.lower.tiers.full.disk is None)
         await written(worker)
         assert not on_disk(worker)
         assert of_tier(worker, "up") == 0
@@ -155,14 +155,14 @@ async def test_a_disk_that_loses_against_computing_stays_on_and_is_seldom_probed
         await ask(router, A)
         await ask(router, B, request_id="b")
         await written(worker)
-        worker.host.tiers.took_at_least(Tier.DISK, 10.0, 1)
+        worker.lower.tiers.full.took_at_least(Tier.DISK, 10.0, 1)
         hashes, before = block_hashes_of(A, BLOCK), faults.reads
         held = [block for block, each in enumerate(hashes) if each in on_disk(worker)]
         assert held
         faults.answers.clear()
         try:
             for _ in range(100):
-                assert not worker.host.loads.for_others.share(GroupKind.FULL, hashes, held)
+                assert not worker.lower.loads.for_others.share(GroupKind.FULL, hashes, held)
             await eventually(lambda: faults.reads > before)
         finally:
             faults.answers.set()
@@ -267,7 +267,7 @@ async def test_forgetting_the_cache_removes_the_files_of_a_disk_that_was_turned_
         await written(worker)
         faults.read_errno = errno.EIO
         await ask(router, A, request_id="again")
-        await eventually(lambda: worker.host.tiers.disk is None)
+        await eventually(lambda: worker.lower.tiers.full.disk is None)
         assert bytes_in(tmp_path) > 0
-        worker.host.tiers.forget_all()
+        worker.lower.tiers.full.forget_all()
         await eventually(lambda: bytes_in(tmp_path) == 0)

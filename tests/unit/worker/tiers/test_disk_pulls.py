@@ -91,7 +91,7 @@ async def test_pulls_from_a_disk_that_never_answers_hold_up_nobody_and_keep_few_
         faults.answers.clear()
         try:
             first = puller.pull(A[: BLOCKS * BLOCK], wanted, cached_only=True)
-            await eventually(lambda: holder.host.loads.running.open == 1)
+            await eventually(lambda: holder.lower.loads.running.open == 1)
             assert 0 < pool.count(PageState.ARRIVING) <= most
             assert await _seconds(ask(router, A, request_id="same")) < 20 * cold_s, "a disk is waited for without end"
             assert await _seconds(ask(router, C, request_id="other")) < 20 * cold_s
@@ -102,7 +102,7 @@ async def test_pulls_from_a_disk_that_never_answers_hold_up_nobody_and_keep_few_
                 assert pool.count(PageState.QUARANTINED) + pool.count(PageState.ARRIVING) <= most
         finally:
             faults.answers.set()
-        await eventually(lambda: not holder.host.loads.running.open)
+        await eventually(lambda: not holder.lower.loads.running.open)
         assert pool.count(PageState.QUARANTINED) == 0
         pool.check_integrity()
 
@@ -117,7 +117,7 @@ async def test_pulls_at_once_from_a_disk_that_never_answers_take_few_pages_and_g
         faults.answers.clear()
         try:
             calls = [puller.pull(each[: BLOCKS * BLOCK], wanted, cached_only=True) for each in (A, B) * 5]
-            await eventually(lambda: holder.host.loads.running.open > 0)
+            await eventually(lambda: holder.lower.loads.running.open > 0)
             await asyncio.gather(*(call.read() for call in calls))
             assert 0 < pool.count(PageState.ARRIVING) <= most
             for call in calls:
@@ -137,8 +137,8 @@ async def test_a_disk_that_is_turned_off_takes_its_loads_with_it(
         faults.answers.clear()
         try:
             call = puller.pull(A[: BLOCKS * BLOCK], wanted[:1], cached_only=True)
-            await eventually(lambda: holder.host.loads.running.open == 1)
-            holder.host.tiers.turn_off(Tier.DISK, "the test says so")
+            await eventually(lambda: holder.lower.loads.running.open == 1)
+            holder.lower.tiers.full.turn_off(Tier.DISK, "the test says so")
             assert isinstance(await puller.refusal(call), TransferFailed)
             await eventually(lambda: not holder.host.pool.count(PageState.QUARANTINED))
         finally:
@@ -150,7 +150,7 @@ async def test_what_a_stale_read_found_does_not_count_against_the_block_at_its_n
     tmp_path: Path, fault: str
 ) -> None:
     async with _pulled_from(tmp_path) as (holder, _, _):
-        tiers = holder.host.tiers
+        tiers = holder.lower.tiers.full
         tell = tiers.damaged_read if fault == "other bytes" else tiers.missing_read
         block, gone = list(tiers.disk.store)[:2]
         here, left = tiers.place(Tier.DISK, block), tiers.place(Tier.DISK, gone)
@@ -173,8 +173,8 @@ async def test_a_block_that_is_claimed_for_another_worker_has_its_place_in_its_p
         pool, asked = holder.host.pool, wanted[1:]  # none of them is the first block
         faults.answers.clear()
         try:
-            claimed = holder.host.loads.for_others.share(GroupKind.FULL, block_hashes_of(A, BLOCK), asked)
-            holder.host.loads.running.stop()
+            claimed = holder.lower.loads.for_others.share(GroupKind.FULL, block_hashes_of(A, BLOCK), asked)
+            holder.lower.loads.running.stop()
         finally:
             faults.answers.set()
         assert 0 < len(claimed) == pool.unwritten.blocks

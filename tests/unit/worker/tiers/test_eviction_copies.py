@@ -83,7 +83,7 @@ async def holding_a(
         yield worker, router
         await worker.idle()
         await written(worker)
-        copies, host = worker.host.eviction_copies, worker.host.tiers.host
+        copies, host = worker.lower.copies, worker.lower.tiers.full.host
         await eventually(lambda: not copies._waiting and not copies._jobs)
         worker.host.pool.check_integrity()
         if host is not None:
@@ -145,7 +145,7 @@ async def test_a_claim_does_not_wait_longer_than_it_may_and_loses_only_copies(
             await asked
             assert "claim does not wait for copies" in caplog.text
             assert of_tier(worker, "skipped_pages_total", "host", reason="late") > 0
-        await eventually(lambda: not worker.host.eviction_copies._waiting)
+        await eventually(lambda: not worker.lower.copies._waiting)
         assert await computed_for(worker, router, A) > BLOCK
 
 
@@ -162,14 +162,14 @@ async def test_what_a_claim_would_evict_can_be_hit_while_it_is_copied_and_short_
 async def test_a_block_that_is_forgotten_while_it_is_copied_is_not_kept(blockade: Blockade) -> None:
     async with holding_a() as (worker, router):
         async with copying(blockade, ask(router, B)):
-            assert worker.host.pool.forget_cached() + worker.host.tiers.forget_all() > 0
+            assert worker.host.pool.forget_cached() + worker.lower.tiers.full.forget_all() > 0
         await worker.idle()
         assert not announced(worker, Tier.HOST) & set(CHAINS[A])
 
 
 async def test_what_waits_to_be_copied_to_disk_is_not_kept_after_all_was_forgotten(tmp_path: Path) -> None:
     async with holding_a(tmp_path, host_pages=0) as (worker, _):
-        pool, tiers = worker.host.pool, worker.host.tiers
+        pool, tiers = worker.host.pool, worker.lower.tiers.full
         for parent, block in itertools.pairwise([root_hash(), *CHAINS[A]]):
             page = pool.find(block)
             assert page is not None
@@ -189,7 +189,7 @@ async def test_a_request_that_ends_while_it_waits_leaves_nothing_behind(
     async with holding_a() as (worker, router):
         async with copying(blockade, router.open(B, 4, request_id="left")):
             await router.close("left")
-        await eventually(lambda: not worker.host.eviction_copies._jobs)
+        await eventually(lambda: not worker.lower.copies._jobs)
         assert worker.host.pool.hits(CHAINS[A]) == BLOCKS
 
 
@@ -199,7 +199,7 @@ async def test_a_request_that_ends_while_its_copies_take_too_long_is_forgotten(
     monkeypatch.setattr(eviction_copies, "LONGEST_WAIT_S", 0.1)
     async with holding_a() as (worker, router), copying(blockade, router.open(B, 4, request_id="left")):
         await router.close("left")
-        await eventually(lambda: not worker.host.eviction_copies._jobs)
+        await eventually(lambda: not worker.lower.copies._jobs)
 
 
 def counting_looks(running: Running, monkeypatch: pytest.MonkeyPatch) -> list[None]:
@@ -214,7 +214,7 @@ async def test_nothing_is_looked_for_again_and_again_for_a_claim_that_cannot_be_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with holding_a() as (worker, _):
-        pool, copies, looks = worker.host.pool, worker.host.eviction_copies, counting_looks(worker, monkeypatch)
+        pool, copies, looks = worker.host.pool, worker.lower.copies, counting_looks(worker, monkeypatch)
         private = PAGES - BLOCKS + TURN_PAGES + 1
         for _ in range(3):
             assert copies.may_claim(worker.host.new_session(), CHAINS[A], private)
@@ -227,7 +227,7 @@ async def test_of_many_claims_that_wait_one_is_prepared_at_a_time(
     blockade: Blockade, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with holding_a() as (worker, _):
-        copies, looks = worker.host.eviction_copies, counting_looks(worker, monkeypatch)
+        copies, looks = worker.lower.copies, counting_looks(worker, monkeypatch)
         blockade.is_open.clear()
         sessions = [worker.host.new_session() for _ in range(4)]
         assert not any(copies.may_claim(session, CHAINS[B], 0) for session in sessions)

@@ -31,7 +31,7 @@ async def with_long_on_disk(folder: Path, faults: DiskFaults, read_s: float) -> 
         await ask(router, LONG)
         await ask(router, OTHER, request_id="other")
         await written(worker)
-        disk = worker.host.tiers.disk
+        disk = worker.lower.tiers.full.disk
         assert sum(each in disk.store for each in block_hashes_of(LONG, BLOCK)) >= COUNT - 2
         yield worker, router
 
@@ -58,7 +58,7 @@ async def test_the_load_brings_the_last_blocks(tmp_path: Path, monkeypatch: pyte
         async with with_long_on_disk(folder, faults, COMPUTE_S) as (worker, router):
             pool, hashes = worker.host.pool, block_hashes_of(LONG, BLOCK)
             waiting = asyncio.create_task(ask(router, LONG, request_id="again"))
-            on_disk = [each for each in hashes if worker.host.tiers.place(Tier.DISK, each) is not None]
+            on_disk = [each for each in hashes if worker.lower.tiers.full.place(Tier.DISK, each) is not None]
             await eventually(lambda: pool.find(on_disk[-2]) is not None)
             comes_later = pool.find(on_disk[len(on_disk) // 2]) is None
             await waiting

@@ -15,6 +15,7 @@ from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.tiers.byte_budget import WriteBudget
 from twostroke.kv_cache.tiers.host_store import HostEntry
 from twostroke.worker.engine_state import EngineState
+from twostroke.worker.tiers.branch import Tiers
 from twostroke.worker.tiers.host_tier import HostFetcher
 from twostroke.worker.tiers.reader import PageRead
 
@@ -37,7 +38,7 @@ async def test_what_was_evicted_comes_back_from_host_memory() -> None:
         assert of_tier(worker, "loaded_pages_total", "host") == BLOCKS
         assert worker.metric("computed_tokens_total") - before < BLOCK
         assert of_tier(worker, "bytes", "host") == len(in_host(worker)) * PAGE_BYTES
-        worker.host.tiers.host.store.check_integrity()
+        worker.lower.tiers.full.host.store.check_integrity()
 
 
 async def test_host_memory_is_bounded_and_what_leaves_it_is_on_disk(tmp_path: Path) -> None:
@@ -50,14 +51,14 @@ async def test_host_memory_is_bounded_and_what_leaves_it_is_on_disk(tmp_path: Pa
         assert of_tier(worker, "evicted_pages_total", "host", reason="capacity") > 0
         await ask(router, A, request_id="again")
         assert of_tier(worker, "loaded_pages_total") > 0
-        worker.host.tiers.host.store.check_integrity()
+        worker.lower.tiers.full.host.store.check_integrity()
 
 
 async def test_a_page_that_changed_in_host_memory_is_a_counted_miss_and_never_reaches_the_disk(tmp_path: Path) -> None:
     async with tiered(host_pages=30) as worker, router_to(worker) as router:
         await ask(router, A)
         await ask(router, B, request_id="b")
-        host = worker.host.tiers.host
+        host = worker.lower.tiers.full.host
         first = next(iter(host.store))
         host.data(host.store.get(first))[0] ^= 1
         await ask(router, A, request_id="again")
@@ -70,7 +71,7 @@ async def test_a_page_that_changed_in_host_memory_is_found_on_its_way_to_disk(tm
         await ask(router, A)
         await ask(router, B, request_id="b")
         await written(worker)
-        tiers = worker.host.tiers
+        tiers = worker.lower.tiers.full
         damaged = next(each for each in tiers.host.store if each not in tiers.disk.store)
         tiers.host.data(tiers.host.store.get(damaged))[0] ^= 1
         tiers.disk._budget = WriteBudget(1e9, tiers.disk.form.record_bytes)
@@ -109,11 +110,11 @@ async def test_host_memory_of_less_than_a_page_is_refused_with_the_numbers() -> 
     cache = CacheConfig(kv_cache_memory_bytes=4 * PAGE_BYTES, host_cache_bytes=PAGE_BYTES - 1)
     config = worker_config(Role.DECODE).replace(cache=cache)
     with pytest.raises(ConfigError, match=rf"--host-cache {PAGE_BYTES - 1} holds 0 pages of {PAGE_BYTES} bytes"):
-        await EngineState.load(config)
+        await EngineState.load(config, {Tiers: Tiers.load})
 
 
 @pytest.mark.parametrize("folder", ["/proc/nothing", "/dev/null/pages"])
 async def test_a_folder_that_cannot_be_made_is_refused_by_its_flag(folder: str) -> None:
     cache = CacheConfig(kv_cache_memory_bytes=4 * PAGE_BYTES, disk_cache_bytes=1 << 20, disk_cache_dir=folder)
     with pytest.raises(ConfigError, match=f"--disk-cache-dir {folder} cannot be used"):
-        await EngineState.load(worker_config(Role.DECODE).replace(cache=cache))
+        await EngineState.load(worker_config(Role.DECODE).replace(cache=cache), {Tiers: Tiers.load})

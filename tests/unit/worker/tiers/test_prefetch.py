@@ -70,8 +70,8 @@ async def test_blocks_of_a_waiting_request_come_from_disk_to_host_memory(tmp_pat
         await finish(router, got)
         assert of_tier(worker, "loaded_pages_total", "host") == len(wanted)
         assert of_tier(worker, "loaded_pages_total", "disk") == 0
-        await eventually(lambda: not worker.host.prefetch.held)
-        worker.host.tiers.host.store.check_integrity()
+        await eventually(lambda: not worker.lower.prefetch.held)
+        worker.lower.tiers.full.host.store.check_integrity()
 
 
 async def test_a_block_whose_place_on_disk_goes_to_what_its_host_page_held_is_not_read(
@@ -79,7 +79,7 @@ async def test_a_block_whose_place_on_disk_goes_to_what_its_host_page_held_is_no
 ) -> None:
     pages = 4
     async with busy_with_a_on_disk(tmp_path, pages=210, host_pages=pages) as (worker, router):
-        tiers, wanted = worker.host.tiers, on_disk_of_a(worker)
+        tiers, wanted = worker.lower.tiers.full, on_disk_of_a(worker)
         disk = tiers.disk
         monkeypatch.setattr(disk.store, "_most_records", len(disk.store))  # whatever is written has a segment removed
         monkeypatch.setattr(disk, "is_within_budget", lambda **_: False)
@@ -91,7 +91,7 @@ async def test_a_block_whose_place_on_disk_goes_to_what_its_host_page_held_is_no
         await finish(router, got)
         assert of_tier(worker, "up") == 1
         assert of_tier(worker, "verification_failures_total") == 0
-        await eventually(lambda: not worker.host.prefetch.held)
+        await eventually(lambda: not worker.lower.prefetch.held)
         tiers.host.store.check_integrity()
 
 
@@ -104,15 +104,15 @@ async def test_a_request_that_goes_while_it_waits_leaves_nothing_held(
         faults.answers.clear()
         try:
             await router.open(A, TOKENS)
-            await eventually(lambda: worker.host.prefetch._read is not None and faults.reads > before)
+            await eventually(lambda: worker.lower.prefetch._read is not None and faults.reads > before)
             await router.close("r")
-            await eventually(lambda: worker.host.prefetch._read is None)
-            assert not worker.host.prefetch.held
-            assert len(worker.host.tiers.host.store._free) == 40
+            await eventually(lambda: worker.lower.prefetch._read is None)
+            assert not worker.lower.prefetch.held
+            assert len(worker.lower.tiers.full.host.store._free) == 40
         finally:
             faults.answers.set()
         await router.close("long")
-        await eventually(lambda: not worker.host.tiers.readers(Tier.DISK).pending_pages)
+        await eventually(lambda: not worker.lower.tiers.full.readers(Tier.DISK).pending_pages)
         assert not announced(worker, Tier.HOST)
 
 
@@ -179,7 +179,7 @@ async def test_host_memory_keeps_what_is_about_to_be_loaded_when_pages_are_evict
         assert len(announced(worker, Tier.HOST)) == BLOCKS
         await ask(router, A, request_id="again")
         assert of_tier(worker, "loaded_pages_total", "host") >= int(pages * HELD_SHARE)
-        worker.host.tiers.host.store.check_integrity()
+        worker.lower.tiers.full.host.store.check_integrity()
         assert of_tier(worker, "bytes", "host") <= pages * PAGE_BYTES
 
 
@@ -191,9 +191,9 @@ async def test_a_waiting_request_costs_a_look_at_its_own_blocks_however_many_oth
         others = [waiting_for(prompt_of(BLOCK, seed=seed), seed) for seed in range(20, 34)]
 
         def calls_for_a(*before: KnownSequence) -> int:
-            host = worker.host
+            host, lower = worker.host, worker.lower
             prefetch = Prefetch(
-                host.tiers, host.pool, host.loads, BLOCK, compute_s=host.steps.compute_s, wake=host.loop.wake
+                lower.tiers.full, host.pool, lower.loads, BLOCK, compute_s=host.steps.compute_s, wake=host.loop.wake
             )
             prefetch.begin_admission(before)
             held = prefetch.held

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from twostroke.worker.measured.page_time import OUTLIER, PageTime, ReadTimes
 from twostroke.worker.tiers.price import (
     LEAST_SHARED_S,
     MOST_UNLIKE,
-    OUTLIER,
-    PageTime,
     ReadQueue,
-    ReadTimes,
     blocks_to_compute,
     is_late,
     pays,

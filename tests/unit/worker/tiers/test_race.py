@@ -18,8 +18,8 @@ from twostroke.config import Role
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1.worker_pb2 import PageSource, SourceForecast
 from twostroke.worker.measured.link_rates import Link
+from twostroke.worker.measured.page_time import PageTime
 from twostroke.worker.supply.expected import ExpectedPages
-from twostroke.worker.tiers.price import PageTime
 
 HAS_ALL = SourceForecast(cached_blocks=BLOCKS)
 COMPUTES_LONG = SourceForecast(wait_s=100.0, compute_s=100.0)
@@ -58,9 +58,9 @@ def measured(
     monkeypatch: pytest.MonkeyPatch, worker: Running, *, page_s: float, compute_s: float = LONG, link: Link = QUICK_LINK
 ) -> None:
     """Lets this be what a worker has measured: beside other work on the machine, real measurements say anything."""
-    assert worker.host.tiers.disk is not None
-    worker.host.tiers.disk.page_time = PageTime(page_s)
-    monkeypatch.setattr(worker.host.loads.prices, "_compute_s", lambda queued: compute_s)
+    assert worker.lower.tiers.full.disk is not None
+    worker.lower.tiers.full.disk.page_time = PageTime(page_s)
+    monkeypatch.setattr(worker.lower.loads.prices, "_compute_s", lambda queued: compute_s)
     monkeypatch.setattr(worker.host.pulls.links, "of", lambda peer: link)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from twostroke.base.ids import BlockHash, PageId
 from twostroke.kv_cache.memory import PageMemory
-from twostroke.worker.tiers.price import PageTime, ReadTimes
+from twostroke.worker.measured.page_time import PageTime, ReadTimes
 from twostroke.worker.tiers.reader import DamagedPage, PageRead, ReaderThread, ReadJob, TierReaders
 
 PAGE_BYTES, PAGES = 4096, 64

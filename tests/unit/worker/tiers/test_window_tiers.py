@@ -96,7 +96,7 @@ async def test_a_successor_finds_both_groups_on_disk(tmp_path: Path) -> None:
 async def test_without_the_window_parts_of_its_end_no_page_is_loaded(tmp_path: Path) -> None:
     async with windowed(tmp_path) as worker, router_to(worker) as router:
         fresh = await displaced(router, worker)
-        windows = worker.host.group_tiers.windows
+        windows = worker.lower.tiers.windows
         assert windows is not None
         windows.forget_all()
         before = of_tier(worker, "loaded_pages_total")
@@ -109,7 +109,7 @@ async def test_without_the_window_parts_of_its_end_no_page_is_loaded(tmp_path: P
 async def test_pages_that_no_load_would_bring_are_not_prefetched(tmp_path: Path) -> None:
     async with windowed(tmp_path) as worker, router_to(worker) as router:
         await displaced(router, worker)
-        windows, prefetch = worker.host.group_tiers.windows, worker.host.prefetch
+        windows, prefetch = worker.lower.tiers.windows, worker.lower.prefetch
         assert windows is not None
         sequence = Sequence(
             RequestId("waits"), worker.host.new_session(), list(PROMPTS[0]), len(PROMPTS[0]), list(HASHES)
@@ -145,5 +145,5 @@ async def test_each_group_has_the_share_of_a_tier_that_it_has_of_the_pool(tmp_pa
         assert (
             shares[0].host_cache_bytes * layout.regions[1].pages == shares[1].host_cache_bytes * layout.regions[0].pages
         )
-        used = worker.host.group_tiers.uses()[Tier.HOST]
+        used = worker.lower.tiers.uses()[Tier.HOST]
         assert 0.95 * cache.host_cache_bytes < used.most_bytes <= cache.host_cache_bytes

@@ -92,7 +92,7 @@ def announced(running: Running, tier: Tier) -> set[bytes]:
 
 async def written(running: Running) -> None:
     """Waits for writes to disk."""
-    await eventually(lambda: running.host.tiers.disk is None or not running.host.tiers.disk.writes)
+    await eventually(lambda: running.lower.tiers.full.disk is None or not running.lower.tiers.full.disk.writes)
 
 
 def on_disk(running: Running) -> set[bytes]:

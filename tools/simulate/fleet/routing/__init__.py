@@ -1,6 +1,6 @@
 """A simulated router.
 
 router             takes requests in and gives them to workers
-routing_adapter    the live router's decisions
+simulated_routing  the live router's decisions
 feed               its event stream from a worker
 """

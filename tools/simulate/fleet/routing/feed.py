@@ -1,7 +1,7 @@
 """A simulated router's event stream from one epoch of a worker, by the rules of the live one (router.fleet.feed).
 
-Batches arrive in order, some time after they were published, unless faults are asked for. Where the log does not follow
-on the stream is broken off and asked for again from the sequence that is missing: a replay, or a snapshot.
+Batches arrive in order, some time after they were published, unless faults are asked for. Where a batch does not follow
+the one before, the stream is asked for again from the missing one on. The worker then sends a replay, or a snapshot.
 """
 
 from __future__ import annotations

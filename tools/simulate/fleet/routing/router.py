@@ -1,6 +1,6 @@
-"""A simulated router: takes requests in, gives them to decode workers as its adapter says, and follows every worker.
+"""A simulated router: takes requests in, gives them to decode workers, and follows every worker.
 
-What the live router does over rpc (`router.serving`) takes a delay here; all decisions are the adapter's.
+What the live router does over rpc (`router.serving`) takes a delay here. `simulated_routing` makes all decisions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from router.routing.selector import RoutingParams
 from tools.simulate.fleet.event_queue import EventQueue
 from tools.simulate.fleet.results import EventUse, RequestOutcome, Status
 from tools.simulate.fleet.routing.feed import SimulatedFeed
-from tools.simulate.fleet.routing.routing_adapter import RoutingAdapter
+from tools.simulate.fleet.routing.simulated_routing import SimulatedRouting
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulated_request import SimulatedRequest
 from tools.simulate.fleet.worker.decode_service import SimulatedDecodeService
@@ -47,9 +47,9 @@ class RouterDependencies:
 
 
 class SimulatedRouter:
-    def __init__(self, number: int, adapter: RoutingAdapter, dependencies: RouterDependencies) -> None:
+    def __init__(self, number: int, routing: SimulatedRouting, dependencies: RouterDependencies) -> None:
         self.name = f"router-{number}"
-        self.adapter = adapter
+        self.routing = routing
         self.others: list[SimulatedRouter] = []
         self._dependencies = dependencies
         self._queue = dependencies.queue
@@ -66,26 +66,26 @@ class SimulatedRouter:
 
     def join(self, host: SimulatedHost) -> None:
         """Called when the supervisor lists this epoch of a worker."""
-        adapter, worker, epoch = self.adapter, host.worker, host.epoch
+        routing, worker, epoch = self.routing, host.worker, host.epoch
         self._close_feed(worker)
-        adapter.joined(worker, host.role, epoch)
+        routing.joined(worker, host.role, epoch)
 
         def hear(batch: EventBatch, load: Load) -> bool:
             self._dependencies.events.batches += 1
-            follows_on = adapter.heard(worker, epoch, batch, load, self._queue.now_s)
+            follows_on = routing.heard(worker, epoch, batch, load, self._queue.now_s)
             self._drain()
             return follows_on
 
         if (service := host.decode_service) is not None:
             service.stream(self.name, lambda entry: self._hear_tokens(service, entry))
-        self._feeds[worker] = SimulatedFeed(host, hear, partial(adapter.next_sequence, worker, epoch), self._draws)
+        self._feeds[worker] = SimulatedFeed(host, hear, partial(routing.next_sequence, worker, epoch), self._draws)
 
     def leave(self, host: SimulatedHost) -> None:
         """This epoch of a worker is over; one that has begun since is not."""
         if self._dependencies.workers.host(host.worker) is not host:
             return
         self._close_feed(host.worker)
-        self.adapter.left(host.worker, self._queue.now_s)
+        self.routing.left(host.worker, self._queue.now_s)
         self._drain()
 
     def lost(self, request: SimulatedRequest, attempt: int) -> None:
@@ -101,7 +101,7 @@ class SimulatedRouter:
         self._by_id[request.request_id] = request
         self._place(request)
 
-    def restart(self, adapter: RoutingAdapter) -> list[SimulatedRequest]:
+    def restart(self, routing: SimulatedRouting) -> list[SimulatedRequest]:
         """Forgets everything; returns the requests that were open. Their clients have to ask again."""
         lost = list(self._open)
         for request in lost:
@@ -110,7 +110,7 @@ class SimulatedRouter:
             request.forget_answer(self._shape.block_size)
         self._open.clear()
         self._by_id.clear()
-        self.adapter = adapter
+        self.routing = routing
         self._wake_s = None
         for feed in self._feeds.values():
             feed.close()
@@ -119,7 +119,7 @@ class SimulatedRouter:
         for host in self._dependencies.workers.listed:
             self.join(host)
         for other in self.others:
-            other.adapter.left_router(self.name, self._queue.now_s)
+            other.routing.left_router(self.name, self._queue.now_s)
         return lost
 
     def _hear_tokens(self, service: SimulatedDecodeService, entry: TokenEntry) -> None:
@@ -139,7 +139,7 @@ class SimulatedRouter:
     # What other routers say
 
     def hear_router(self, name: str, changes: ReservationChanges, is_whole: bool) -> None:
-        self.adapter.heard_router(name, changes, is_whole, self._queue.now_s)
+        self.routing.heard_router(name, changes, is_whole, self._queue.now_s)
 
     # Below: placing
 
@@ -152,19 +152,19 @@ class SimulatedRouter:
             arrived_s=request.arrived_s,
             is_urgent=request.placement is not None or bool(without),
         )
-        self.adapter.place(queued, without, self._queue.now_s)
+        self.routing.place(queued, without, self._queue.now_s)
         self._drain()
 
     def _drain(self) -> None:
-        """Does what the adapter has decided."""
-        adapter, now_s = self.adapter, self._queue.now_s
-        for decided in adapter.due(now_s):
+        """Does what the routing has decided."""
+        routing, now_s = self.routing, self._queue.now_s
+        for decided in routing.due(now_s):
             request = self._by_id[decided.request_id]
             if isinstance(decided, Placement):
                 self._send(request, decided)
             else:
                 self._end(request, Status.REFUSED, decided.late_s or None)
-        wake_s = adapter.wake_s()
+        wake_s = routing.wake_s()
         if wake_s is not None and (self._wake_s is None or wake_s < self._wake_s):
             self._wake_s = wake_s
             self._queue.at(wake_s, self._woken)
@@ -204,7 +204,7 @@ class SimulatedRouter:
         self._later(request, delays.open_s, lambda: self._opened(request))
 
     def _opened(self, request: SimulatedRequest) -> None:
-        self.adapter.opened(request.request_id, self._queue.now_s)
+        self.routing.opened(request.request_id, self._queue.now_s)
         self._tell()
 
     def _elsewhere(self, request: SimulatedRequest, full: WorkerId) -> None:
@@ -212,12 +212,12 @@ class SimulatedRouter:
         self._again(request)
 
     def _again(self, request: SimulatedRequest) -> None:
-        self.adapter.ended(request.request_id, None, self._queue.now_s)
+        self.routing.ended(request.request_id, None, self._queue.now_s)
         self._place(request)
 
     def _first_token(self, request: SimulatedRequest) -> None:
         if request in self._open:
-            self.adapter.first_token(request.request_id, self._queue.now_s)
+            self.routing.first_token(request.request_id, self._queue.now_s)
             self._drain()
 
     def _end(self, request: SimulatedRequest, status: Status, retry_after_s: float | None = None) -> None:
@@ -226,7 +226,7 @@ class SimulatedRouter:
         del self._open[request]
         del self._by_id[request.request_id]
         answer_tokens = request.emitted if status is Status.DONE else None
-        self.adapter.ended(request.request_id, answer_tokens, self._queue.now_s)
+        self.routing.ended(request.request_id, answer_tokens, self._queue.now_s)
         token_s = self._shape.delays.token_s
         self._dependencies.over(request.outcome(status, token_s, self._queue.now_s, retry_after_s))
         self._drain()
@@ -252,6 +252,6 @@ class SimulatedRouter:
     def _tell_now(self) -> None:
         self._is_telling = False
         for other in self.others:
-            update = self.adapter.reservation_update(other.name)
+            update = self.routing.reservation_update(other.name)
             if update is not None:
                 self._queue.after(self._shape.delays.reservation_s, partial(other.hear_router, self.name, *update))

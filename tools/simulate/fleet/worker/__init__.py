@@ -4,5 +4,5 @@ host               one epoch of a worker                  worker_lifecycle   whi
 steps              the work loop, many steps at once      live_loop          the live work loop, one step at a time
 shared_cores/      cores that workers of a host share     decode_service     calls to a decode worker
 pulls              pages from one worker to another       tiers              where evicted pages go
-tokens             when each token was emitted
+tokens             when each token was emitted            interfaces         the worker, as its parts see it
 """

@@ -9,48 +9,28 @@ import dataclasses
 from collections.abc import Callable
 from typing import Protocol
 
-from tools.simulate.fleet.event_queue import EventQueue
-from tools.simulate.fleet.shape import FleetShape
-from tools.simulate.fleet.worker.interfaces import HostLoop, HostPulls
-from twostroke.config import Role, WorkerConfig
-from twostroke.kv_cache.events import EventBatch, EventLog
+from tools.simulate.fleet.worker.interfaces import WorkerParts
+from tools.simulate.fleet.worker.pulls import HostPulls
+from tools.simulate.fleet.worker.steps import HostLoop
+from twostroke.config import Role
+from twostroke.kv_cache.events import EventBatch
 from twostroke.kv_cache.groups.page_state import PageState
-from twostroke.kv_cache.pool import BlockPool
 from twostroke.rpc.v1 import control_pb2
-from twostroke.scheduler.scheduler import Scheduler
 
 Follower = Callable[[EventBatch, control_pb2.Load], None]
 
 
-class ReportingHost(Protocol):
-    """What the event feed needs of a simulated worker."""
+class ReportingWorker(WorkerParts, Protocol):
+    loop: HostLoop
+    pulls: HostPulls
+    prefill_busy_s: float
 
-    @property
-    def queue(self) -> EventQueue: ...
-    @property
-    def shape(self) -> FleetShape: ...
-    @property
-    def config(self) -> WorkerConfig: ...
-    @property
-    def log(self) -> EventLog: ...
-    @property
-    def pool(self) -> BlockPool: ...
-    @property
-    def scheduler(self) -> Scheduler: ...
-    @property
-    def loop(self) -> HostLoop: ...
-    @property
-    def pulls(self) -> HostPulls: ...
-    @property
-    def prefill_busy_s(self) -> float: ...
-    @property
-    def is_dead(self) -> bool: ...
     def add_to_report(self, load: control_pb2.Load) -> None:
         """Adds what only some workers have to say."""
 
 
 class SimulatedEventFeed:
-    def __init__(self, host: ReportingHost) -> None:
+    def __init__(self, host: ReportingWorker) -> None:
         self._host = host
         self._followers: list[Follower] = []
         self._published_s = host.queue.now_s
@@ -90,12 +70,8 @@ class SimulatedEventFeed:
         load.running = scheduler.running
         load.waiting = scheduler.waiting
         load.queued_tokens = queued.tokens + queued.stream_tokens
-        load.pages_free = count(PageState.FREE)
-        load.pages_cached = count(PageState.CACHED)
-        load.pages_arriving = count(PageState.ARRIVING)
-        load.pages_active = count(PageState.ACTIVE)
-        load.pages_quarantined = count(PageState.QUARANTINED)
-        load.pages_pinned = count(PageState.PINNED)
+        for state in PageState:
+            setattr(load, f"pages_{state.name.lower()}", count(state))
         budget = host.loop.budget
         load.queued_s = budget.drain_s(queued, scheduler.step_tokens)
         load.costs.step_target_s = budget.step_s(queued.streams, queued.context_tokens)

@@ -23,12 +23,11 @@ from tools.simulate.fleet.simulated_request import SimulatedRequest
 from tools.simulate.fleet.worker.decode_service import SimulatedDecodeService
 from tools.simulate.fleet.worker.drafts import drafts_of
 from tools.simulate.fleet.worker.event_feed import SimulatedEventFeed
-from tools.simulate.fleet.worker.interfaces import HostLoop, HostPulls
 from tools.simulate.fleet.worker.live_loop import LiveLoop
-from tools.simulate.fleet.worker.pulls import Converter, SimulatedPull, SimulatedPulls, Wire
+from tools.simulate.fleet.worker.pulls import Converter, HostPulls, SimulatedPull, SimulatedPulls, Wire
 from tools.simulate.fleet.worker.shared_cores.core_device import CoreDevice, calibrated_rates
 from tools.simulate.fleet.worker.shared_cores.cores import HostCores
-from tools.simulate.fleet.worker.steps import ChunksOnly, Flight, SimulatedLoop, StepPace
+from tools.simulate.fleet.worker.steps import ChunksOnly, Flight, HostLoop, SimulatedLoop, StepPace
 from tools.simulate.fleet.worker.tiers import SimulatedDisk, SimulatedTiers
 from tools.simulate.fleet.worker.tokens import TokenTimes
 from twostroke.base.ids import BlockHash, Epoch, PageId, RequestId, SessionId, WorkerId
@@ -85,7 +84,7 @@ class FastParts:
         return ChunksOnly()
 
     def loop(self, host: SimulatedHost) -> HostLoop:
-        return SimulatedLoop(host.queue, host.scheduler, host.pace, host.budget, host.shape.block_size, host.notify)
+        return SimulatedLoop(host)
 
     def pulls(self, host: SimulatedHost) -> HostPulls:
         return SimulatedPulls(host)
@@ -299,11 +298,11 @@ class SimulatedHost:
     def ran(self, flight: Flight) -> None:
         seconds, use = flight.after(flight.steps), self.use
         use.busy_s += seconds
-        use.prefill_s += seconds * flight.prompt_share
+        use.prefill_s += seconds * flight.prompt_fraction
         use.steps += flight.steps
         use.prompt_tokens += flight.terms.prompt_tokens
         use.output_tokens += flight.tokens
-        self.prefill_busy_s += seconds * flight.prompt_share
+        self.prefill_busy_s += seconds * flight.prompt_fraction
         if self.decode_service is not None:
             self._times.count(flight)
 

@@ -1,41 +1,42 @@
-"""What a simulated worker needs of its work loop and of its pull client, live ones or simulated ones."""
+"""What the parts of a simulated worker need of it. A part that needs more says so in an interface beside itself."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from tools.simulate.fleet.worker.steps import Flight, StepWatch
-from twostroke.scheduler.cost import StepCost
-from twostroke.worker.measured.link_rates import LinkRates
-from twostroke.worker.role_host import Loop, Pulls
-from twostroke.worker.steps.stream_steps import StreamSteps
-from twostroke.worker.steps.work_loop import RoleHandlers
+from tools.simulate.fleet.event_queue import EventQueue, VirtualLoop
+from tools.simulate.fleet.results import WorkerUse
+from tools.simulate.fleet.shape import FleetShape
+from twostroke.base.ids import Epoch, SessionId, WorkerId
+from twostroke.config import Role, WorkerConfig
+from twostroke.engine.backends.facts import LoadedModel
+from twostroke.kv_cache.events import EventLog
+from twostroke.kv_cache.pool import BlockPool
+from twostroke.scheduler.cost import Queued
+from twostroke.scheduler.scheduler import Scheduler
+from twostroke.worker.metrics import WorkerMetrics
 
 
-class HostPulls(Pulls, Protocol):
-    """A pull client, and what serves the pulls of others."""
+class WorkerParts(Protocol):
+    """One epoch of a simulated worker, as its own parts see it."""
 
-    links: LinkRates
+    queue: EventQueue
+    virtual_loop: VirtualLoop
+    shape: FleetShape
+    worker: WorkerId
+    epoch: Epoch
+    config: WorkerConfig
+    facts: LoadedModel
+    log: EventLog
+    pool: BlockPool
+    scheduler: Scheduler
+    metrics: WorkerMetrics
+    use: WorkerUse
+    is_dead: bool
 
-    def __len__(self) -> int: ...
-
-    def announce(self) -> None:
-        """Tells whoever pulls blocks from here that some may have become readable."""
-
-    def break_off(self) -> None:
-        """Ends all pulls: the worker has died, and its peers have noticed."""
-
-
-class HostLoop(Loop, Protocol):
     @property
-    def cost(self) -> StepCost:
-        """What steps cost, as far as the worker knows."""
-
-    @property
-    def stream_steps(self) -> StreamSteps: ...
-
-    def run(self, role: RoleHandlers, watch: StepWatch) -> None:
-        """Works for the role from now on."""
-
-    def stop(self) -> Flight | None:
-        """Ends the loop, since the worker dies. Returns what has run of the steps under way."""
+    def role(self) -> Role: ...
+    def new_session(self) -> SessionId: ...
+    def compute_s(self, queued: Queued) -> float: ...
+    def wake(self) -> None: ...
+    def notify(self) -> None: ...

@@ -9,19 +9,19 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, Protocol
 
+from tools.simulate.fleet.worker.interfaces import WorkerParts
 from tools.simulate.fleet.worker.steps import Flight, StepWatch
 from twostroke.observability.profiler import Profiler
 from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.cost import Budget, StepCost, StepTerms
-from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.scheduler.values import AdmittedSequence, Emission
 from twostroke.worker.measured.rates import Rates
-from twostroke.worker.metrics import WorkerMetrics
+from twostroke.worker.role_host import RoleHandlers
 from twostroke.worker.steps.sharing import TimeSharing
 from twostroke.worker.steps.stream_steps import StreamSteps
-from twostroke.worker.steps.work_loop import RoleHandlers, WorkLoop
+from twostroke.worker.steps.work_loop import WorkLoop
 
 
 class Device(Protocol):
@@ -31,18 +31,6 @@ class Device(Protocol):
 
     def stop(self) -> None:
         """Stops a worker that has died."""
-
-
-class LoopHost(Protocol):
-    """What the loop needs of a simulated worker."""
-
-    @property
-    def scheduler(self) -> Scheduler: ...
-    @property
-    def metrics(self) -> WorkerMetrics: ...
-    @property
-    def virtual_loop(self) -> asyncio.AbstractEventLoop: ...
-    def notify(self) -> None: ...
 
 
 class WatchedRole:
@@ -77,7 +65,7 @@ class WatchedRole:
 
 
 class LiveLoop:
-    def __init__(self, host: LoopHost, device: Device, sharing: TimeSharing, rates: Rates) -> None:
+    def __init__(self, host: WorkerParts, device: Device, sharing: TimeSharing, rates: Rates) -> None:
         self._host = host
         self._device = device
         self._rates = rates
@@ -115,7 +103,7 @@ class LiveLoop:
 
         def updated(step: Step, result: StepResult) -> list[Emission]:
             terms = StepTerms.of(step.batch)
-            begun_s, share = host.virtual_loop.time() - result.seconds, self.cost.prompt_share(terms)
+            begun_s, share = host.virtual_loop.time() - result.seconds, self.cost.prompt_fraction(terms)
             watch.ran(Flight(step, terms, begun_s, result.seconds, 0.0, share, (), 1))
             return take_in(step, result)
 

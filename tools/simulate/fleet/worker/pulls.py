@@ -13,14 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tools.simulate.fleet.event_queue import EventQueue, VirtualLoop
-from tools.simulate.fleet.shape import FleetShape
+from tools.simulate.fleet.worker.interfaces import WorkerParts
 from twostroke.base.errors import PeerLost, ServeError, TransferFailed
-from twostroke.base.ids import BlockHash, Epoch, RequestId, SessionId, WorkerId
-from twostroke.engine.backends.facts import LoadedModel
-from twostroke.kv_cache.events import EventLog
-from twostroke.kv_cache.pool import BlockPool
+from twostroke.base.ids import BlockHash, RequestId, SessionId, WorkerId
 from twostroke.worker.measured.link_rates import LinkRates
+from twostroke.worker.role_host import Pulls
 from twostroke.worker.services.pages_service import PageJob, RequestedBlocks, readable
 from twostroke.worker.supply.pull_spec import OpenPull, PullReport, PullSpec, open_pull
 
@@ -71,51 +68,41 @@ class Converter:
         self._converted_s.pop(block, None)
 
 
-class Party(Protocol):
-    """Either end: one epoch of a worker."""
+class HostPulls(Pulls, Protocol):
+    """A pull client, the live one or the simulated one, and what serves the pulls of others."""
 
-    @property
-    def worker(self) -> WorkerId: ...
-    @property
-    def epoch(self) -> Epoch: ...
-    @property
-    def queue(self) -> EventQueue: ...
-    @property
-    def virtual_loop(self) -> VirtualLoop: ...
-    @property
-    def shape(self) -> FleetShape: ...
-    @property
-    def pool(self) -> BlockPool: ...
-    @property
-    def log(self) -> EventLog: ...
-    @property
-    def wire(self) -> Wire: ...
-    @property
-    def facts(self) -> LoadedModel: ...
-    @property
-    def converter(self) -> Converter: ...
-    @property
-    def served(self) -> dict[SimulatedPull, None]:
-        """Pulls of others from here."""
+    links: LinkRates
 
-    @property
-    def is_dead(self) -> bool: ...
+    def __len__(self) -> int: ...
 
-    def party(self, worker: WorkerId) -> Party:
+    def announce(self) -> None:
+        """Tells whoever pulls blocks from here that some may have become readable."""
+
+    def break_off(self) -> None:
+        """Ends all pulls: the worker has died, and its peers have noticed."""
+
+
+class PullingWorker(WorkerParts, Protocol):
+    """Either end of a pull."""
+
+    wire: Wire
+    converter: Converter
+    served: dict[SimulatedPull, None]
+    """Pulls of others from here."""
+
+    def party(self, worker: WorkerId) -> PullingWorker:
         """Returns the latest epoch of a worker."""
 
     def serve(self, wanted: RequestedBlocks, *, is_from_cache: bool) -> PageJob:
         """Raises InvalidRequest or Overloaded."""
 
-    def new_session(self) -> SessionId: ...
-    def wake(self) -> None: ...
     def gave(self, pages: int) -> None: ...
     def pulled(self, pages: int) -> None: ...
     def pulled_from_peer(self, request_id: RequestId) -> None: ...
 
 
 class SimulatedPulls:
-    def __init__(self, host: Party) -> None:
+    def __init__(self, host: PullingWorker) -> None:
         self._host = host
         self._open: dict[SimulatedPull, None] = {}
         self.links = LinkRates()
@@ -175,7 +162,9 @@ class SimulatedPulls:
 class SimulatedPull:
     """Owned by the host that pulls."""
 
-    def __init__(self, host: Party, spec: PullSpec, links: LinkRates, ended: Callable[[SimulatedPull], object]) -> None:
+    def __init__(
+        self, host: PullingWorker, spec: PullSpec, links: LinkRates, ended: Callable[[SimulatedPull], object]
+    ) -> None:
         self._host = host
         self.spec = spec
         self.report_ready: asyncio.Future[PullReport] = host.virtual_loop.create_future()

@@ -9,22 +9,22 @@ from __future__ import annotations
 import itertools
 import random
 import sys
-from collections.abc import Callable
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
-from tools.simulate.fleet.event_queue import EventQueue, QueuedEvent
+from tools.simulate.fleet.event_queue import QueuedEvent
+from tools.simulate.fleet.worker.interfaces import WorkerParts
 from twostroke.request import SampledToken
 from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.batching import Chunk, Step, terms_of
 from twostroke.scheduler.cost import Budget, StepCost, StepTerms
-from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.values import AdmittedSequence, Emission
+from twostroke.worker.branches import Prefetching
+from twostroke.worker.role_host import Loop, RoleHandlers
 from twostroke.worker.steps.stream_steps import StreamSteps
-from twostroke.worker.steps.work_loop import Prefetching, RoleHandlers
 
 TOKEN = 0
 """Whatever is sampled: it is not looked at."""
@@ -67,7 +67,7 @@ class StepPace:
             repeats = min(repeats, NOISY_STEPS - 1)
             steps = ((length_s + n * growth_s) * self.factor() for n in range(repeats + 1))
             noisy = tuple(itertools.accumulate(steps))
-        return Flight(step, terms, begun_s, length_s, growth_s, cost.prompt_share(terms), noisy, 1 + repeats)
+        return Flight(step, terms, begun_s, length_s, growth_s, cost.prompt_fraction(terms), noisy, 1 + repeats)
 
     def factor(self) -> float:
         """Draws a factor of a step's length; the mean is 1."""
@@ -85,7 +85,7 @@ class Flight:
     begun_s: float
     first_s: float
     growth_s: float
-    prompt_share: float
+    prompt_fraction: float
     """Share of the step's length that prompt tokens take."""
     noisy: tuple[float, ...]
     """Seconds from the beginning to the end of each step, where there is noise."""
@@ -183,22 +183,35 @@ class StepWatch(Protocol):
     def ran(self, flight: Flight) -> None: ...
 
 
+class HostLoop(Loop, Protocol):
+    """A work loop, the live one or the simulated one."""
+
+    @property
+    def cost(self) -> StepCost:
+        """What steps cost, as far as the worker knows."""
+
+    @property
+    def stream_steps(self) -> StreamSteps: ...
+
+    def run(self, role: RoleHandlers, watch: StepWatch) -> None:
+        """Works for the role from now on."""
+
+    def stop(self) -> Flight | None:
+        """Ends the loop, since the worker dies. Returns what has run of the steps under way."""
+
+
+class PacedWorker(WorkerParts, Protocol):
+    pace: StepPace
+    budget: Budget
+
+
 class SimulatedLoop:
-    def __init__(
-        self,
-        queue: EventQueue,
-        scheduler: Scheduler,
-        pace: StepPace,
-        budget: Budget,
-        block_size: int,
-        progressed: Callable[[], None],
-    ) -> None:
-        self._queue = queue
-        self._scheduler = scheduler
-        self._pace = pace
-        self.budget = budget
-        self._block_size = block_size
-        self._progressed = progressed
+    def __init__(self, host: PacedWorker) -> None:
+        self._host = host
+        self._queue = host.queue
+        self._scheduler = host.scheduler
+        self._pace = host.pace
+        self.budget = host.budget
         self._role: RoleHandlers | None = None
         self._watch: StepWatch | None = None
         self._flight: Flight | None = None
@@ -247,7 +260,7 @@ class SimulatedLoop:
         self._is_woken = False
         if self._flight is None and not self._is_over:
             self._begin()
-            self._progressed()
+            self._host.notify()
 
     def _begin(self) -> None:
         """Admits, and starts the next steps."""
@@ -271,7 +284,9 @@ class SimulatedLoop:
                 self.wake()  # their pages may admit others
             return
         may_admit_more = bool(preempted or (admitted and scheduler.waiting))
-        flight = self._pace.flight(step, self._queue.now_s, 0 if may_admit_more else repeats(step, self._block_size))
+        flight = self._pace.flight(
+            step, self._queue.now_s, 0 if may_admit_more else repeats(step, self._host.shape.block_size)
+        )
         flight.steps = min(flight.steps, watch.most_steps(flight))
         self._flight = flight
         self._end = self._queue.at(flight.end_s, self._ended)
@@ -299,4 +314,4 @@ class SimulatedLoop:
             role.computed(step, flight.first_s)
         self._begin()
         role.emitted(emissions)
-        self._progressed()
+        self._host.notify()

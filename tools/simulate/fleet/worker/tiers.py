@@ -13,15 +13,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tools.simulate.fleet.event_queue import EventQueue
-from tools.simulate.fleet.results import WorkerUse
 from tools.simulate.fleet.shape import FleetShape
-from twostroke.base.ids import BlockHash, PageId, SessionId
-from twostroke.kv_cache.events import EventLog
+from tools.simulate.fleet.worker.interfaces import WorkerParts
+from twostroke.base.ids import BlockHash, PageId
 from twostroke.kv_cache.memory import PageAccess
-from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.tiers.byte_budget import WriteBudget
 from twostroke.kv_cache.tiers.disk_store import DiskStore, ReclaimedRecord, RecordPlace
@@ -30,35 +28,14 @@ from twostroke.kv_cache.tiers.record import RecordFormat
 from twostroke.kv_cache.tiers.sightings import Sightings
 from twostroke.rpc.events import tier_to_message
 from twostroke.rpc.v1 import control_pb2
-from twostroke.scheduler.cost import Queued
-from twostroke.worker.metrics import WorkerMetrics
+from twostroke.worker.measured.page_time import PageTime, ReadTimes
 from twostroke.worker.tiers.loads.prefetch import Prefetch
 from twostroke.worker.tiers.loads.tier_loads import TierLoads
+from twostroke.worker.tiers.metrics import TierMetrics
 from twostroke.worker.tiers.page_tiers import MOST_STAGED, SECOND_SIGHT, STAGING_BYTES
-from twostroke.worker.tiers.price import PageTime, ReadTimes
 from twostroke.worker.tiers.reader import THREADS, BusyThreads, MissingPage, PageRead, ReadJob, TierReaders
 
 NO_BYTES = memoryview(b"")
-
-
-class TierHost(Protocol):
-    """What the tiers need of a simulated worker."""
-
-    @property
-    def queue(self) -> EventQueue: ...
-    @property
-    def shape(self) -> FleetShape: ...
-    @property
-    def pool(self) -> BlockPool: ...
-    @property
-    def log(self) -> EventLog: ...
-    @property
-    def use(self) -> WorkerUse: ...
-    @property
-    def metrics(self) -> WorkerMetrics: ...
-    def new_session(self) -> SessionId: ...
-    def compute_s(self, queued: Queued) -> float: ...
-    def wake(self) -> None: ...
 
 
 class SimulatedDisk:
@@ -114,7 +91,7 @@ class SimulatedDisk:
 class SimulatedTiers:
     """The tiers of one epoch of a worker, as its pool and its loads see them."""
 
-    def __init__(self, host: TierHost, disk: SimulatedDisk | None) -> None:
+    def __init__(self, host: WorkerParts, disk: SimulatedDisk | None) -> None:
         shape = host.shape
         host_pages = shape.tiers.host_bytes // shape.page_bytes
         self._host = host
@@ -123,7 +100,7 @@ class SimulatedTiers:
         self._sightings = Sightings()
         self._times = {tier: PageTime(shape.tier_page_s(tier)) for tier in (Tier.HOST, Tier.DISK)}
         self._readers = {tier: _readers(host.queue, tier, self) for tier in (Tier.HOST, Tier.DISK)}
-        self.metrics = host.metrics.of_tiers()
+        self.metrics = TierMetrics(host.metrics.registry, host.role.value)
         self.host_window = NOWHERE
         if disk is not None:
             disk.mount(self)

@@ -24,16 +24,16 @@ from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kernels.cpu.team import Team
-from twostroke.kernels.pools.parted_pool import AnyPool, parts_of
+from twostroke.kernels.pools.parted_pool import AnyPool
 from twostroke.kernels.products.linear import Linears, TorchLinears
 from twostroke.kernels.products.steady import SteadyLinears
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.catalog.places import cache_dir
 from twostroke.models.decoders.choice import LoadOptions, load_model
+from twostroke.models.decoders.collective import Alone, Collective
 from twostroke.models.decoders.native_transformer import NativeTransformer
 from twostroke.models.decoders.transformer import Model
 from twostroke.models.expert_load import ExpertLoad
-from twostroke.models.ranks.interface import OneRank, Ranks
 from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
 from twostroke.observability.profiler import ENGINE, KernelRecords, Profiler
@@ -50,10 +50,10 @@ class RunnerResources:
     """Another runner, which is closed later: its threads compute the steps of both, in turns."""
     profiler: Profiler = field(default_factory=Profiler)
     """Is shown the parts of its steps."""
-    ranks: Ranks | None = None
-    """The other ranks of the worker, where the model is one rank's share, and the pool its part of the pages."""
+    collective: Collective | None = None
+    """The other processes of the worker, where the model is a share, and the pool its part of the pages."""
     slots_over: Callable[[AdapterSlots], AdapterSlots] = own_slots
-    """Makes the slots of all ranks from this one's."""
+    """Makes the slots of all processes from this one's."""
 
 
 class ModelRunner:
@@ -71,7 +71,7 @@ class ModelRunner:
         with_head: bool,
     ) -> None:
         self._profiler = on.profiler
-        self._ranks = on.ranks or OneRank()
+        self._collective = on.collective or Alone()
         beside = on.cores if isinstance(on.cores, ModelRunner) else None
         self._owns_threads = beside is None
         cores = on.cores if isinstance(on.cores, Cores) else on.cores._cores
@@ -95,13 +95,13 @@ class ModelRunner:
         self.has_native_pages = isinstance(backend, NativeAttention)
         self._cosines, self._sines = rope_tables(spec.ropes, model.max_model_len or spec.max_position_embeddings)
         try:
-            self._model = self._loaded(model_dir, spec, backend, model, with_head=with_head, ranks=on.ranks)
+            self._model = self._loaded(model_dir, spec, backend, model, with_head=with_head, collective=on.collective)
             linears: Linears | None = SteadyLinears() if model.deterministic else TorchLinears()
             if isinstance(self._model, NativeTransformer):
                 linears = None
             self.adapters = ModelAdapters(model_dir, spec, kind, linears=linears)
             self.slots = on.slots_over(self.adapters)
-            """Those of all ranks, where `adapters` has this one's."""
+            """Those of all processes, where `adapters` has this one's."""
             if isinstance(self._model, NativeTransformer):  # whose threads are the team's
                 torch.set_num_threads(1)
             self.determinism = self._tried(memory, model, spec, pool, with_head=with_head)
@@ -117,7 +117,7 @@ class ModelRunner:
         model: ModelConfig,
         *,
         with_head: bool,
-        ranks: Ranks | None,
+        collective: Collective | None,
     ) -> Model:
         return load_model(
             model_dir,
@@ -130,7 +130,7 @@ class ModelRunner:
                 with_head=with_head,
                 is_deterministic=model.deterministic,
             ),
-            ranks,
+            collective,
         )
 
     def _tried(
@@ -139,8 +139,8 @@ class ModelRunner:
         """Tries what must be tried on the loaded model. Raises ConfigError where it cannot serve so."""
         if spec.generic is not None:
             return self._generic_tried(memory, model, spec, pool)
-        is_first = spec.share is None or spec.share.rank == 0
-        if model.deterministic and is_first:  # the other ranks compute what the first one tries
+        is_first = spec.share is None or spec.share.is_first
+        if model.deterministic and is_first:  # the other processes compute what the first one tries
             check_deterministic(
                 self,
                 memory,
@@ -158,16 +158,7 @@ class ModelRunner:
         from twostroke.models.generic.paged_model import PagedModel
 
         assert isinstance(self._model, PagedModel)
-        return tried(
-            self._model,
-            memory,
-            (self._cosines, self._sines),
-            name=spec.architecture,
-            block_size=pool.block,
-            vocab=spec.vocab_size,
-            formats=(model.dtype, *(part.form.name for part in parts_of(pool))),
-            is_deterministic=model.deterministic,
-        )
+        return tried(self._model, memory, (self._cosines, self._sines), spec, model, pool)
 
     def run(self, batch: Batch) -> StepResult:
         started_s = time.perf_counter()
@@ -227,7 +218,7 @@ class ModelRunner:
         """Writes the KV of all tokens; the logits of `batch.logit_rows`, or None where there are none."""
         with self._profiler.slice(ENGINE, "prepare"):
             tokens, ragged, sample_rows = self._prepare(batch)
-        with self._ranks.step(batch), self._profiler.slice(ENGINE, "forward", kernels=ragged.kernels):
+        with self._collective.step(batch), self._profiler.slice(ENGINE, "forward", kernels=ragged.kernels):
             return self._model.forward(tokens, ragged, sample_rows)
 
     def _prepare(self, batch: Batch) -> tuple[torch.Tensor, RaggedBatch, torch.Tensor | None]:
@@ -242,7 +233,7 @@ class ModelRunner:
             cosines=self._cosines[positions],
             sines=self._sines[positions],
             released=batch.released,
-            windows=tuple(
+            further=tuple(
                 RaggedPlaces(torch.from_numpy(own.block_tables).contiguous(), torch.from_numpy(own.write_slots))
                 for own in batch.further
             ),
@@ -254,7 +245,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Lets go of weights and of the view of the pages, so that the page memory can be unmapped."""
-        self._ranks.close()
+        self._collective.close()
         del self._model
         self._close_team()
         if self._owns_threads:

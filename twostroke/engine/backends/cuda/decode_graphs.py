@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -18,6 +19,13 @@ from twostroke.kernels.attention.interface import RaggedPlaces
 from twostroke.kernels.attention.spans import FIELDS, Spans
 from twostroke.kernels.page_forms.exact_pages import ExactPlaces
 from twostroke.scheduler.batch import Batch, GroupPlaces
+
+SMALL_SIZES: Final = (1, 2, 4)
+SIZE_STEP: Final = 8
+"""Between larger sizes: at most 7 rows are padding, which cost next to nothing where weights must be read anyway."""
+LARGE: Final = 256
+LARGE_STEP: Final = 32
+"""Above LARGE: fewer recordings, and padding is a small share all the same."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +44,7 @@ class DecodeInputs:
     """int64 [B], or [0] in forms that store each token on its own"""
     count: torch.Tensor
     """int32 [1]: how many of the first rows are tokens; the others pad the batch"""
-    windows: tuple[RaggedPlaces, ...]
+    further: tuple[RaggedPlaces, ...]
     """Places in each further page group"""
 
 
@@ -51,12 +59,18 @@ class PageTable:
     max_blocks: int
     """Blocks of the longest sequence."""
     scratch_page: int
-    window_scratch_rows: tuple[int, ...] = ()
+    further_scratch_rows: tuple[int, ...] = ()
     """The scratch row of each further page group."""
 
     @property
     def max_positions(self) -> int:
         return self.max_blocks * self.block_size
+
+
+def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """Returns the batch sizes to record, ascending. The last one holds the largest step."""
+    sizes = [*SMALL_SIZES, *range(SIZE_STEP, LARGE, SIZE_STEP), *range(LARGE, max_num_seqs, LARGE_STEP)]
+    return (*(size for size in sizes if size < max_num_seqs), max_num_seqs)
 
 
 def is_decode_step(batch: Batch) -> bool:
@@ -72,7 +86,7 @@ def padded(batch: Batch, size: int, pages: PageTable) -> list[HostArray]:
     """
     rows = batch.sequences
     own: tuple[Batch | GroupPlaces, ...] = (batch, *batch.further)
-    scratch = (pages.scratch_page, *pages.window_scratch_rows)
+    scratch = (pages.scratch_page, *pages.further_scratch_rows)
     assert len(own) == len(scratch), f"{len(own)} page groups where there are {len(scratch)}"
     all_slots = [np.full(size, page * pages.block_size, np.int64) for page in scratch]
     all_tables = [
@@ -106,7 +120,7 @@ class DecodeGraphs:
         device = accelerator.device
         self._tables = [
             torch.full((largest, pages.max_blocks), page, dtype=torch.int32, device=device)
-            for page in (pages.scratch_page, *pages.window_scratch_rows)
+            for page in (pages.scratch_page, *pages.further_scratch_rows)
         ]
         self._staging = Staging(packed_offsets(self._padding(largest, pages.max_blocks))[-1], device)
         # Largest first: the smaller ones then fit into the memory that it has taken.
@@ -132,16 +146,16 @@ class DecodeGraphs:
         count, fields, tokens, positions = uploaded[1 + groups : -groups]
         own, *others = (tables[:size] for tables in self._tables)
         spans = Spans(fields, own, 1, self._pages.max_positions)
-        windows = tuple(map(RaggedPlaces, others, slots[1:]))
-        inputs = DecodeInputs(tokens, positions, spans, slots[0], exact_slots, count, windows)
+        further = tuple(map(RaggedPlaces, others, slots[1:]))
+        inputs = DecodeInputs(tokens, positions, spans, slots[0], exact_slots, count, further)
         return accelerator.record(lambda: forward(inputs))
 
     def _padding(self, size: int, blocks: int) -> list[HostArray]:
         """Returns a step with only padding."""
         none, nowhere = np.zeros(0, np.int32), np.zeros(0, np.int64)
         tables = np.zeros((0, blocks), np.int32)
-        windows = (GroupPlaces(tables, nowhere),) * len(self._pages.window_scratch_rows)
-        return self._arrays(Batch(none, none, np.zeros(1, np.int32), none, tables, nowhere, further=windows), size)
+        further = (GroupPlaces(tables, nowhere),) * len(self._pages.further_scratch_rows)
+        return self._arrays(Batch(none, none, np.zeros(1, np.int32), none, tables, nowhere, further=further), size)
 
     def _arrays(self, batch: Batch, size: int) -> list[HostArray]:
         """Returns the places of exact tokens before the rest, so that everything but the tables lies where it always

@@ -24,21 +24,21 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def rank_devices(first: torch.device, ranks: int) -> tuple[torch.device, ...]:
-    """Returns the device of each rank of a worker: the first one and those behind it.
+def devices_from(first: torch.device, count: int) -> tuple[torch.device, ...]:
+    """Returns the device of each process of a worker: the first one and those behind it.
 
     Raises ConfigError where there are fewer.
     """
     if first.type != "cuda":
-        return (first,) * ranks
-    count = torch.cuda.device_count() - first.index
-    if ranks > count:
+        return (first,) * count
+    seen = torch.cuda.device_count() - first.index
+    if count > seen:
         raise ConfigError(
-            f"--tp {ranks} takes a CUDA device for each rank, and from {first} on this worker sees {count}; give fewer "
-            "ranks, more devices or --device cpu",
+            f"--tp {count} takes as many CUDA devices, and from {first} on this worker sees {seen}; give a "
+            "smaller number, more devices or --device cpu",
             field="--tp",
         )
-    return tuple(torch.device("cuda", first.index + rank) for rank in range(ranks))
+    return tuple(torch.device("cuda", first.index + behind) for behind in range(count))
 
 
 def read_memory(device: torch.device) -> MemoryReading:

@@ -10,8 +10,7 @@ import torch
 
 from twostroke.config import CacheConfig, WorkerConfig
 from twostroke.engine.backends.cuda.accelerator import Accelerator
-from twostroke.engine.backends.cuda.decode_graphs import PageTable
-from twostroke.engine.backends.cuda.graph_sizes import graph_sizes
+from twostroke.engine.backends.cuda.decode_graphs import PageTable, graph_sizes
 from twostroke.engine.backends.cuda.runner import DeviceRunner, StepLimits
 from twostroke.kernels.choice import device_attention, device_elementwise, device_grouped, device_linears, grouped_pool
 from twostroke.kernels.page_forms.exact_pages import ExactPages
@@ -19,15 +18,17 @@ from twostroke.kernels.pools.parted_pool import AnyPool, RecordedAttention, exac
 from twostroke.kernels.products.elementwise import Elementwise
 from twostroke.kernels.products.grouped import GroupedProducts
 from twostroke.kernels.products.linear import Linears
-from twostroke.kv_cache.form import AnyForm, PageShape, RankedForm, page_form
+from twostroke.kv_cache.form import AnyForm, PageShape, page_form
 from twostroke.kv_cache.groups.page_group import page_groups
 from twostroke.models.checks.device_check import check_computed
+from twostroke.models.decoders.collective import Alone, Collective
 from twostroke.models.decoders.device_model import DeviceModel
 from twostroke.models.families.table import named
 from twostroke.models.memory_needs import (
     CONTEXT_BYTES,
     DeviceNeeds,
     MemoryReading,
+    WeightBytes,
     device_pages,
     device_weights,
     exact_blocks,
@@ -36,28 +37,26 @@ from twostroke.models.memory_needs import (
 )
 from twostroke.models.page_forms.balanced_keys import balanced
 from twostroke.models.page_forms.key_centers import key_centers
-from twostroke.models.ranks.interface import OneRank, Ranks
-from twostroke.models.ranks.share import share_of
-from twostroke.models.ranks.shared_out import shared_out
 from twostroke.models.rope import rope_tables
+from twostroke.models.shares.shared_out import form_of_share, shared_out
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.stored.model_files import LayoutOf
 from twostroke.models.weights.tensors import WeightSource, take_weights
 
-RANKS_BYTES: Final = 1 << 30
-"""For what several ranks add on a device, uncounted: NCCL's buffers, and the context of the first rank, which moves
+COLLECTIVE_BYTES: Final = 1 << 30
+"""For what several processes add on a device, uncounted: NCCL's buffers, and the context of the first one, which moves
 pages there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePlan:
-    """The model, its device and the sizes of its steps, as one value; of one rank where several share the model."""
+    """The model, its device and the sizes of its steps, as one value; of a share where several devices compute it."""
 
     spec: ModelSpec
     device: torch.device
     dtype: str
     form: AnyForm
-    """The form of its pages; of a rank's part of them."""
+    """The form of its pages; of a share's part of them."""
     block_size: int
     max_model_len: int
     max_tokens: int
@@ -73,18 +72,16 @@ class DevicePlan:
         spec: ModelSpec,
         device: torch.device,
         layout_of: LayoutOf | None = None,
-        rank: int = 0,
     ) -> DevicePlan:
-        """Returns the plan of a rank's share of the model. Raises ConfigError where it cannot be computed so."""
+        """Returns the plan of a model, or of a share of it. Raises ConfigError where it cannot be computed so."""
         model, schedule = config.model, config.schedule
         longest = model.max_model_len or spec.max_position_embeddings
         check_computed(spec)
-        form = page_form(config.kv_format)
         return cls(
-            spec=share_of(spec, rank, config.ranks),
+            spec=spec,
             device=device,
             dtype=model.dtype,
-            form=form.inner if isinstance(form, RankedForm) else form,
+            form=form_of_share(page_form(config.kv_format), spec.share),
             block_size=config.cache.block_size,
             max_model_len=longest,
             max_tokens=schedule.step_tokens(on_gpu=device.type != "cpu"),
@@ -109,26 +106,29 @@ class DevicePlan:
         spec = self.spec
         samples = self.max_sequences if self.with_head else 0
         of_steps = working_bytes(
-            spec.hidden_size,
-            spec.widest_mlp,
-            spec.vocab_size,
+            spec,
             tokens=self.max_tokens,
             samples=samples,
             recorded=sum(graph_sizes(samples)),
             has_codes=self.layout_of is not None,
         )
         of_loading = CONTEXT_BYTES + spec.expert_bytes(self.dtype)  # before there are steps
-        of_ranks = 0
+        together = 0
         if spec.share is not None:
-            of_ranks = RANKS_BYTES
+            together = COLLECTIVE_BYTES
             of_loading += spec.table_bytes(self.dtype) * self.with_head  # a part of the head is kept
         return DeviceNeeds(
-            weight_bytes=device_weights(spec, self.dtype, self.layout_of, with_head=self.with_head),
+            weight_bytes=self.weights.total,
             working_bytes=max(of_steps, of_loading)
-            + of_ranks
+            + together
             + exact_bytes(self.exact_blocks, self.form, spec.page_shape(self.block_size), self.dtype),
             page_bytes=spec.page_bytes(self.block_size, self.form.name),
         )
+
+    @property
+    def weights(self) -> WeightBytes:
+        """What is on the device, and what a step reads of it."""
+        return device_weights(self.spec, self.dtype, self.layout_of, with_head=self.with_head)
 
     @property
     def exact_blocks(self) -> int:
@@ -139,12 +139,12 @@ class DevicePlan:
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 
-    def limits(self, scratch_page: int, window_scratch_rows: tuple[int, ...] = ()) -> StepLimits:
+    def limits(self, scratch_page: int, further_scratch_rows: tuple[int, ...] = ()) -> StepLimits:
         pages = PageTable(
             block_size=self.block_size,
             max_blocks=-(-self.max_model_len // self.block_size),
             scratch_page=scratch_page,
-            window_scratch_rows=window_scratch_rows,
+            further_scratch_rows=further_scratch_rows,
         )
         return StepLimits(max_tokens=self.max_tokens, max_sequences=self.max_sequences, pages=pages)
 
@@ -172,25 +172,23 @@ def make_device_runner(
     regions: Sequence[torch.Tensor],
     accelerator: Accelerator,
     kernels_over: Callable[[AnyPool, ModelSpec, torch.dtype], DeviceKernels] = DeviceKernels.over,
-    join: Callable[[], Ranks] = OneRank,
+    join: Callable[[], Collective] = Alone,
 ) -> DeviceRunner:
     """Makes the runner over pages on the device.
 
     `regions` are the pages of each page group, uint8 [pages + scratch, page bytes]: of one group, or of those that the
-    spec names. `source` has the weights of the whole model. `join` meets the other ranks once the weights are loaded.
+    spec names. `source` has the weights of the whole model. `join` meets the other processes once they are loaded.
     """
     spec, whole = plan.spec, plan.spec.whole
     source = balanced(named(source, whole), whole)
     pool = _device_pool(regions, plan, key_centers(source, whole))
     kernels = kernels_over(pool, spec, plan.torch_dtype)
     weights = take_weights(shared_out(source, spec), spec, with_head=plan.with_head)
-    model = DeviceModel(spec, weights, kernels.elementwise, kernels.grouped, kernels.linears, ranks := join())
+    model = DeviceModel(spec, weights, kernels.elementwise, kernels.grouped, kernels.linears, join())
     cosines, sines = (table.to(plan.device) for table in rope_tables(spec.ropes, plan.max_model_len))
     limits = plan.limits(len(regions[0]) - 1, tuple(len(region) - 1 for region in regions[1:]))
     rope, exact = (cosines, sines), exact_places(pool)
-    return DeviceRunner(
-        model, kernels.attention, rope, accelerator, limits, exact, with_head=plan.with_head, ranks=ranks
-    )
+    return DeviceRunner(model, kernels.attention, rope, accelerator, limits, exact, with_head=plan.with_head)
 
 
 def _device_pool(regions: Sequence[torch.Tensor], plan: DevicePlan, centers: torch.Tensor | None) -> AnyPool:

@@ -17,8 +17,7 @@ import torch
 
 from twostroke.base.errors import EngineLost
 from twostroke.engine.backends.cuda.accelerator import Accelerator
-from twostroke.engine.backends.cuda.decode_graphs import DecodeGraphs, DecodeInputs, PageTable
-from twostroke.engine.backends.cuda.graph_sizes import graph_sizes
+from twostroke.engine.backends.cuda.decode_graphs import DecodeGraphs, DecodeInputs, PageTable, graph_sizes
 from twostroke.engine.backends.cuda.staging import HostArray, Staging, packed_offsets
 from twostroke.engine.sampling.device_sampler import draw_rows
 from twostroke.engine.sampling.prompt_scores import score_prompts
@@ -29,7 +28,6 @@ from twostroke.kernels.page_forms.exact_pages import ExactPlaces
 from twostroke.kernels.pools.parted_pool import RecordedAttention
 from twostroke.models.decoders.device_model import EVERY_ROW, DeviceModel
 from twostroke.models.expert_load import ExpertLoad
-from twostroke.models.ranks.interface import OneRank, Ranks
 from twostroke.request import PromptLogprobs, SampledToken
 from twostroke.scheduler.batch import MOST_EXTRA_LOGITS, Batch, GroupPlaces, SampleRow, StepResult
 
@@ -75,11 +73,10 @@ class DeviceRunner:
         exact: ExactPlaces,
         *,
         with_head: bool,
-        ranks: Ranks | None = None,
     ) -> None:
         self._exact = exact
         self._model = model
-        self._ranks = ranks or OneRank()
+        self._collective = model.collective
         self._attention = attention
         self._cosines, self._sines = rope
         self._accelerator = accelerator
@@ -110,7 +107,7 @@ class DeviceRunner:
     def _run(self, batch: Batch) -> StepResult:
         started_s = time.perf_counter()
         with self._accelerator.guard(), torch.inference_mode():
-            with self._ranks.step(batch):
+            with self._collective.step(batch):
                 answers = self.launch(batch)
                 self._model.publish_load()
                 likeliest = self._awaited(answers)
@@ -124,13 +121,13 @@ class DeviceRunner:
     def close(self) -> None:
         """Lets go of weights, recordings and the view of the pages, so that their memory can be given back."""
         del self._graphs, self._model, self._attention
-        self._ranks.close()  # last: recordings have its sums
+        self._collective.close()  # last: recordings have its sums
 
     def launch(self, batch: Batch) -> DeviceStepOutput | None:
         """Starts a step, and returns what it will leave on the device. None where nothing is sampled. The next step
         waits for this.
 
-        Other ranks than the first sample nothing.
+        Other processes than the first sample nothing.
         """
         if self._graphs is not None and self._graphs.takes(batch):
             outputs = self._graphs.run(batch)
@@ -164,17 +161,17 @@ class DeviceRunner:
             cosines=self._cosines[positions],
             sines=self._sines[positions],
             exact_slots=exact_slots,
-            windows=tuple(map(RaggedPlaces, others[::2], others[1::2])),
+            further=tuple(map(RaggedPlaces, others[::2], others[1::2])),
         )
         return self._model.forward(tokens, positions, self._attention.begin(ragged), sample_rows if len(rows) else None)
 
     def _decode(self, inputs: DecodeInputs) -> tuple[torch.Tensor, ...]:
-        """Returns what is recorded: (likeliest tokens, logits) of every row, and nothing on other ranks
+        """Returns what is recorded: (likeliest tokens, logits) of every row, and nothing on other processes
         than the first.
         """
         positions = inputs.positions
         angles = self._cosines[positions], self._sines[positions]
-        placement = TokenSlots(inputs.write_slots, *angles, inputs.exact_slots, inputs.windows)
+        placement = TokenSlots(inputs.write_slots, *angles, inputs.exact_slots, inputs.further)
         step = self._attention.begin_decode(inputs.spans, placement)
         logits = self._model.forward(inputs.tokens, positions, step, EVERY_ROW, inputs.count)
         return () if logits is None else (_greatest(logits), logits)
@@ -248,7 +245,7 @@ def _scratch_chunk(count: int, pages: PageTable) -> Batch:
             np.full((1, -(-count // pages.block_size)), page, np.int32),
             page * pages.block_size + positions.astype(np.int64) % pages.block_size,
         )
-        for page in (pages.scratch_page, *pages.window_scratch_rows)
+        for page in (pages.scratch_page, *pages.further_scratch_rows)
     )
     return Batch(
         tokens=np.zeros(count, np.int32),
@@ -272,6 +269,6 @@ def _staging_bytes(limits: StepLimits) -> int:
         np.empty(sequences + min(tokens, MOST_EXTRA_LOGITS), np.int64),
         np.empty((sequences, limits.pages.max_blocks), np.int32),
     ]
-    for _ in limits.pages.window_scratch_rows:
+    for _ in limits.pages.further_scratch_rows:
         arrays += [np.empty((sequences, limits.pages.max_blocks), np.int32), np.empty(tokens, np.int64)]
     return packed_offsets(arrays)[-1]

@@ -43,7 +43,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.base.errors import ConfigError
-from twostroke.grammar.mask import candidates
+from twostroke.base.token_mask import candidates
 from twostroke.kv_cache.groups.page_group import PageGroup, page_groups
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.adapters.peft import Adapter

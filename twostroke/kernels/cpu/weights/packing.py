@@ -41,7 +41,7 @@ def matrix_bytes(outputs: int, inputs: int, *, is_int8: bool, is_gated: bool = F
 
 
 def packed_rows(rows: int, *, is_gated: bool) -> int:
-    """Returns how many rows of a stored matrix so many become in whole panels."""
+    """Returns the rows of a stored matrix, rounded up to whole panels."""
     return 2 * padded(rows // 2, PANEL // 2) if is_gated else padded(rows, PANEL)
 
 

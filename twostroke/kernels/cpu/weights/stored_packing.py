@@ -63,7 +63,7 @@ def _ordered(numbers: StoredNumbers, *, is_gated: bool) -> StoredNumbers:
 
 
 def _panels(numbers: StoredNumbers, layout: Layout, which: str) -> torch.Tensor:
-    """Returns uint8 [panels, bytes] of one tensor: every fact of an input or group, output by output."""
+    """Returns uint8 [panels, bytes] of one tensor: for each input or group, the numbers of all outputs of a panel."""
     if which == "codes":
         facts = words_of(numbers.codes.view(torch.uint8), layout)
     else:

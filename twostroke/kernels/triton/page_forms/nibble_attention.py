@@ -119,9 +119,8 @@ class TritonNibbleStep:
 
     def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         backend = self._backend
-        window = backend.rules[layer].window
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for group in self._groups:
-            plan = group.plans[window]
+            plan = group.plan_of(backend.rules[layer])
             nibble_attention(q, backend.pool, layer, group.spans, self._exact_slots, backend.rules, out, plan, sinks)
         return out.flatten(1)

@@ -9,8 +9,9 @@ from typing import Final
 
 from twostroke.base.ids import BlockHash, PageId
 from twostroke.kv_cache.tier import Tier
+from twostroke.worker.measured.page_time import ReadTimes
 from twostroke.worker.tiers.page_tiers import PageTiers
-from twostroke.worker.tiers.price import PROBE_PAGES, ReadTimes, pays
+from twostroke.worker.tiers.price import PROBE_PAGES, pays
 from twostroke.worker.tiers.reader import PageRead
 
 PROBE_SHARE: Final = 0.1

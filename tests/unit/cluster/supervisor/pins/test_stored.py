@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from cluster.supervisor.pins import giving, service, stored
+from cluster.supervisor.pins import giving, service
+from cluster.supervisor.pins.wanted import stored_pins
 from tests.unit.cluster.supervisor.pins.test_service import fleet_of, pin_of
 from twostroke.base.errors import PeerLost
 from twostroke.rpc.v1 import pins_pb2
@@ -34,7 +35,7 @@ async def test_a_stored_pin_with_any_damage_is_deleted_and_the_others_are_kept(
         for what, damaged in damages(fleet.store.stored_pins[damaged_id]).items():
             fleet.store.stored_pins[damaged_id] = damaged
             caplog.clear()
-            assert list(stored.kept(fleet.store)) == [good_id], what
+            assert list(stored_pins(fleet.store).kept()) == [good_id], what
             assert list(fleet.store.stored_pins) == [good_id], what
             (warning,) = [each.message for each in caplog.records if each.levelno >= logging.WARNING]
             assert f"pin={damaged_id}" in warning, what
@@ -46,7 +47,7 @@ async def test_a_pin_under_the_id_of_another_is_damaged() -> None:
     async with fleet_of("decode-0") as fleet:
         await fleet.put(pin_of())
         fleet.store.stored_pins[pin_of(5).pin_id] = fleet.store.stored_pins.pop(pin_of().pin_id)
-        assert stored.kept(fleet.store) == {}
+        assert stored_pins(fleet.store).kept() == {}
 
 
 async def test_a_supervisor_that_dies_before_it_has_stored_a_pin_leaves_it_at_no_worker(monkeypatch) -> None:
@@ -69,7 +70,7 @@ async def test_a_supervisor_that_dies_before_it_has_stored_a_pin_leaves_it_at_no
 async def test_a_supervisor_that_dies_before_workers_know_of_a_removal_takes_the_pin_back_afterwards() -> None:
     async with fleet_of("decode-0", "decode-1") as fleet:
         await fleet.put(pin_of())
-        fleet.store.set_pin(pin_of().pin_id, None)
+        fleet.store.store("pin", pin_of().pin_id, None)
         fleet.pins = fleet.restarted()
         for worker in fleet.workers:
             await fleet.pins.give(worker)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 
-from cluster.scaling.planner import REMEMBERED
-from cluster.supervisor.reconcile.autoscaler import Autoscaler, capacity_from, seen_from
+from cluster.scaling.planner import REMEMBERED, FleetObservation
+from cluster.supervisor.reconcile.autoscaler import Autoscaler, capacity_from, with_loads
 from cluster.values.worker_counts import WorkerCounts
 from tests.unit.cluster.scaling.fleets import Backend, config, supervising
 from twostroke.config import ClusterConfig, Role, ScalingConfig
@@ -81,7 +81,7 @@ async def test_a_worker_that_sleeps_is_not_replaced_and_none_goes_because_of_it(
 def test_a_worker_that_has_not_reported_yet_has_no_say() -> None:
     loads = {"decode-0": (Role.DECODE, load(running=3, pages_active=5)), "decode-1": (Role.DECODE, control_pb2.Load())}
     both = WorkerCounts(0, 2)
-    seen = seen_from(loads, 16, at_s=1.0, arrived=0, ended=(), serving=both, desired=both)
+    seen = with_loads(FleetObservation(at_s=1.0, arrived=0, serving=both, desired=both), loads, 16)
     assert (seen.slots, seen.streams, seen.stream_tokens) == (8, 3, 80)
 
 

@@ -137,9 +137,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setattr(backend.internal_kv, "_internal_kv_put", lambda key, value, **_: store.update({key: value}))
     monkeypatch.setattr(backend.internal_kv, "_internal_kv_get", lambda key, **_: store.get(key))
     monkeypatch.setattr(backend.internal_kv, "_internal_kv_del", lambda key, **_: store.pop(key))
-    monkeypatch.setattr(
-        backend.internal_kv, "_internal_kv_list", lambda prefix, **_: [key for key in store if key.startswith(prefix)]
-    )
+    keys_of = lambda prefix, **_: [key.encode() for key in store if key.startswith(prefix)]  # noqa: E731
+    monkeypatch.setattr(backend.internal_kv, "_internal_kv_list", keys_of)
     return store
 
 

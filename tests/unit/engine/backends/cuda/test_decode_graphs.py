@@ -15,10 +15,10 @@ from twostroke.engine.backends.cuda.decode_graphs import (
     DecodeGraphs,
     DecodeInputs,
     PageTable,
+    graph_sizes,
     is_decode_step,
     padded,
 )
-from twostroke.engine.backends.cuda.graph_sizes import graph_sizes
 from twostroke.kernels.page_forms.exact_pages import NoExactSlots
 from twostroke.scheduler.batch import Batch
 
@@ -73,7 +73,7 @@ def test_padding_reads_one_scratch_token_and_writes_to_scratch() -> None:
 
 def test_padding_writes_to_the_scratch_row_of_each_page_group() -> None:
     streams = [(Stream(list(range(20)), [4, 5], computed=19, window_rows=[2, 9]), 1)]
-    pages = replace(PAGES, window_scratch_rows=(12,))
+    pages = replace(PAGES, further_scratch_rows=(12,))
     slots, window_slots, *_, tables, window_tables = padded(step(streams), 2, pages)
     assert slots.tolist() == [5 * 16 + 3, 640]
     assert window_slots.tolist() == [9 * 16 + 3, 12 * 16]

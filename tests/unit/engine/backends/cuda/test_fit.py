@@ -11,8 +11,8 @@ import torch
 
 from twostroke.base.errors import ConfigError
 from twostroke.config import CacheConfig, ModelConfig, Role, WorkerConfig
+from twostroke.engine.backends.cuda.decode_graphs import graph_sizes
 from twostroke.engine.backends.cuda.fit import resolve_device
-from twostroke.engine.backends.cuda.graph_sizes import graph_sizes
 from twostroke.engine.backends.cuda.plan import DevicePlan
 from twostroke.kernels.layout import EXPANDED_BYTES
 from twostroke.models.memory_needs import DRAW_BYTES, KEPT_BYTES, DeviceNeeds, MemoryReading, device_pages

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qw
 
 from tests.unit.engine.batches import Stream, step
 from tests.unit.engine.reference_attention import reference_kernels
+from tests.unit.kernels.pools.whole_pool import pool_over
 from twostroke.base.errors import EngineLost
 from twostroke.config import ModelConfig
 from twostroke.engine.backends.cpu.runner import ModelRunner, RunnerResources
@@ -21,7 +22,6 @@ from twostroke.engine.backends.cuda.plan import DeviceKernels, DevicePlan, make_
 from twostroke.engine.backends.cuda.runner import DeviceRunner
 from twostroke.engine.backends.cuda.staging import HostArray, Staging
 from twostroke.engine.cores.cores import Cores
-from twostroke.kernels.choice import pool_over
 from twostroke.kernels.page_forms.nibble_pool import NibblePool
 from twostroke.kernels.pools.page_pool import PagePool
 from twostroke.kernels.pools.parted_pool import AnyPool, parts_of

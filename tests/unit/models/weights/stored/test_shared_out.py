@@ -12,7 +12,7 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen2MoeCon
 
 from tests.unit.kernels.stored_matrices import LAYOUTS
 from tests.unit.models.decoders.test_native_transformer import logits_of, plain, prompt
-from tests.unit.models.ranks.test_share import NativeRanks, prefilled
+from tests.unit.models.shares.test_share import NativeCollective, prefilled
 from tests.unit.models.test_registry import saved
 from tests.unit.models.weights.stored.coded_models import FORMATS, quantised
 from tests.unit.models.weights.stored.gguf_models import SIZES, written
@@ -24,8 +24,8 @@ from twostroke.kernels.layout import Layout
 from twostroke.models.checks.preflight import check_tensors
 from twostroke.models.families.table import layouts_named
 from twostroke.models.memory_needs import stored_weights
-from twostroke.models.ranks.share import layouts_of_share, mlp_unit_of, share_of
 from twostroke.models.registry import read_spec
+from twostroke.models.shares.share import layouts_of_share, mlp_unit_of, share_of
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.stored.model_files import layouts_in
 
@@ -72,7 +72,7 @@ def test_two_ranks_have_the_logits_of_one(name: str, tmp_path: Path, kernels: Ke
     logits, _ = prefilled(tmp_path, tokens.tolist(), 2)
     torch.testing.assert_close(logits, truth[-1], rtol=2e-4, atol=2e-4)
     wide = (logits_of(plain(tmp_path, torch.bfloat16), tokens) - truth).abs()
-    ranks = NativeRanks(tmp_path, kernels, 2)
+    ranks = NativeCollective(tmp_path, kernels, 2)
     ours = ranks.logits([tokens], [0], list(range(len(tokens))))
     assert ours is not None
     assert (ours.float() - truth).abs().mean() < 4 * wide.mean(), "inputs rounded to int8 cost as much with one rank"

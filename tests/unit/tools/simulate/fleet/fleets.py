@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from router.routing.policies import RECONSIDERING, policy_named
 from tools.simulate.fleet.results import SimulatedRun
-from tools.simulate.fleet.routing.routing_adapter import RoutingAdapters
+from tools.simulate.fleet.routing.simulated_routing import RoutingSetup
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulation import simulate
 from tools.simulate.traces.formats import TraceRow
@@ -64,9 +64,9 @@ def chats(count: int = 120, seed: int = 0, every_s: float = 0.12) -> Trace:
     return trace(rows)
 
 
-def run(of: Trace, shape: FleetShape = SMALL, adapters: RoutingAdapters | str = "kv") -> SimulatedRun:
+def run(of: Trace, shape: FleetShape = SMALL, setup: RoutingSetup | str = "kv") -> SimulatedRun:
     """Policies that may be asked again hold what their workers have no time for."""
-    if isinstance(adapters, str):
-        name = adapters
-        adapters = RoutingAdapters(name, lambda: policy_named(name), holds=name in RECONSIDERING)
-    return simulate(of, shape, adapters)
+    if isinstance(setup, str):
+        name = setup
+        setup = RoutingSetup(name, lambda: policy_named(name), holds=name in RECONSIDERING)
+    return simulate(of, shape, setup)

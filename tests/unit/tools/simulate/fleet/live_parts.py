@@ -159,7 +159,8 @@ class LivePulls:
                 metrics=host.metrics,
                 facts=host.facts, config=host.config,
                 exchange=SimpleNamespace(digests=Digests(), converted=None, endpoints=[endpoint]),
-                memory=SimpleNamespace(generation=lambda page: 0), loads=host.loads or SimpleNamespace(for_others=None),
+                memory=SimpleNamespace(generation=lambda page: 0),
+                branches=SimpleNamespace(below=host.loads and host.loads.for_others),
             )  # fmt: skip
             unused: Any = None
             self._service = PagesService(view, host.actions, unused)

@@ -13,7 +13,7 @@ from router.routing.policies import RECONSIDERING, policy_named
 from tests.unit.tools.simulate.fleet.fleets import ALONE, BLOCK, SMALL, row, trace
 from tests.unit.tools.simulate.fleet.live_parts import LiveParts
 from tools.simulate.fleet.results import SimulatedRun, tier_hit_rate
-from tools.simulate.fleet.routing.routing_adapter import RoutingAdapters
+from tools.simulate.fleet.routing.simulated_routing import RoutingSetup
 from tools.simulate.fleet.shape import Death, DraftShape, Faults, FleetShape, TierShape
 from tools.simulate.fleet.simulation import simulate
 from tools.simulate.fleet.worker.host import FastParts, Parts, SimulatedHost
@@ -59,8 +59,8 @@ def played(of: Trace, shape: FleetShape, policy: str, parts: Parts, monkeypatch:
 
     with monkeypatch.context() as patch:
         patch.setattr("tools.simulate.fleet.worker.worker_lifecycle.SimulatedHost", Noted)
-        adapters = RoutingAdapters(policy, lambda: policy_named(policy), holds=policy in RECONSIDERING)
-        return history, simulate(of, shape, adapters, parts=parts)
+        setup = RoutingSetup(policy, lambda: policy_named(policy), holds=policy in RECONSIDERING)
+        return history, simulate(of, shape, setup, parts=parts)
 
 
 def check(of: Trace, shape: FleetShape, policy: str, monkeypatch: pytest.MonkeyPatch) -> SimulatedRun:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from tests.unit.tools.simulate.fleet.fleets import SMALL
 from tools.simulate.fleet.event_queue import EventQueue
@@ -25,6 +26,7 @@ from twostroke.kv_cache.block import root_hash
 from twostroke.kv_cache.events import EventBatch, EventLog
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.worker.metrics import WorkerMetrics
+from twostroke.worker.tiers.metrics import TierMetrics
 from twostroke.worker.tiers.opening import open_disk
 from twostroke.worker.tiers.page_tiers import PageTiers
 
@@ -57,7 +59,7 @@ class Live:
             PageMemory(2, PAGE_BYTES), host, opened,
             wants_disk=True, disk_bytes=DISK_BYTES, write_bytes_per_s=PLENTY,
         )  # fmt: skip
-        self.tiers.report_to(WorkerMetrics(Role.DECODE, 16).of_tiers())
+        self.tiers.report_to(TierMetrics(CollectorRegistry(), "decode"))
         self.tiers.begin_epoch(self.log)
 
     async def tell(self, what: str, block: BlockHash) -> None:
@@ -81,7 +83,7 @@ class Simulated:
         self.queue, self.log = EventQueue(), EventLog(Epoch(1, 1))
         shape = dataclasses.replace(SMALL, page_bytes=PAGE_BYTES, tiers=tiers)
         host: Any = SimpleNamespace(
-            queue=self.queue, shape=shape, log=self.log, metrics=WorkerMetrics(Role.DECODE, 16),
+            queue=self.queue, shape=shape, log=self.log, role=Role.DECODE, metrics=WorkerMetrics(Role.DECODE, 16),
             use=WorkerUse(worker="decode-0", role=Role.DECODE),
         )  # fmt: skip
         self.tiers = SimulatedTiers(host, SimulatedDisk(self.queue, shape))

@@ -9,7 +9,7 @@ import pytest
 from cluster.scaling.planner import Planner
 from cluster.values.worker_counts import LatencyTargets, WorkerCounts
 from tests.unit.tools.simulate.fleets import BLOCK, even_trace
-from tools.simulate.fleet.routing.routing_adapter import RoutingAdapters
+from tools.simulate.fleet.routing.simulated_routing import RoutingSetup
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulation import simulate
 from tools.simulate.planning.scale import Planned, compared, surged
@@ -37,8 +37,8 @@ def test_answers_that_become_long_get_decode_workers_and_no_prefill_workers() ->
     pace, one_to_three = ScalingConfig(down_s=15.0), Bounds(least=1, most=3)
     planner = Planner(LatencyTargets(ttft_s=1.5, itl_s=0.017), one_to_three, one_to_three, pace, may_switch=True)
     planned = Planned(planner, WorkerCounts(1, 1), pace.tick_s, start_s=3.0, block_size=BLOCK)
-    adapters = RoutingAdapters(OURS, lambda: policy_of(OURS), holds=True)
-    simulate(replace(even, rows=tuple(rows)), FleetShape(prefill=3, decode=3), adapters, planned)
+    setup = RoutingSetup(OURS, lambda: policy_of(OURS), holds=True)
+    simulate(replace(even, rows=tuple(rows)), FleetShape(prefill=3, decode=3), setup, planned)
     assert {outlook.wanted.prefill for _, outlook in planned.history} == {1}
     decode = [outlook.wanted.decode for _, outlook in planned.history]
     assert max(decode) > 1

@@ -24,8 +24,8 @@ def test_all_that_is_wrapped_is_there_and_is_as_before_afterwards(monkeypatch: p
         fault_points.reach(Point.WORKER_STEP)
         assert injector.reached == {"worker.step": 1}
         assert channels.__init__ is not before
-        assert modules["twostroke.worker.steps.model_drafts"].model_lengths is not model_lengths
-    assert modules["twostroke.worker.steps.model_drafts"].model_lengths is model_lengths
+        assert modules["twostroke.worker.drafts.model_drafts"].model_lengths is not model_lengths
+    assert modules["twostroke.worker.drafts.model_drafts"].model_lengths is model_lengths
     assert channels.__init__ is before
     assert not fault_points.reach(Point.WORKER_STEP)
     assert injector.reached == {"worker.step": 1}

@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from contextlib import AbstractContextManager
-from typing import Protocol
 
-from tools.simulate.fleet.event_queue import VirtualLoop
-from tools.simulate.fleet.shape import FleetShape, SharedCores
+from tools.simulate.fleet.shape import SharedCores
 from tools.simulate.fleet.worker.shared_cores.cores import HostCores, RunningStep
-from tools.simulate.fleet.worker.steps import SAMPLED, StepPace
+from tools.simulate.fleet.worker.steps import SAMPLED, PacedWorker
 from twostroke.config import Role
-from twostroke.engine.backends.facts import LoadedModel
 from twostroke.engine.cores.borrowing import Borrowing, StepKind
 from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.cost import StepTerms
@@ -21,25 +18,10 @@ from twostroke.worker.measured.rates import Rates
 from twostroke.worker.steps.calibration import CalibrationLimits, sweep
 
 
-class CoreHost(Protocol):
-    """What the engine needs of a simulated worker."""
-
-    @property
-    def virtual_loop(self) -> VirtualLoop: ...
-    @property
-    def shape(self) -> FleetShape: ...
-    @property
-    def pace(self) -> StepPace: ...
-    @property
-    def facts(self) -> LoadedModel: ...
-    @property
-    def role(self) -> Role: ...
-
-
 class CoreDevice:
     """Stands for an engine thread, and for what a worker's runner says to its neighbours."""
 
-    def __init__(self, host: CoreHost, shared: SharedCores, cores: HostCores) -> None:
+    def __init__(self, host: PacedWorker, shared: SharedCores, cores: HostCores) -> None:
         self._host = host
         self._shared = shared
         self._cores = cores
@@ -87,7 +69,7 @@ class CoreDevice:
         self._cores.begin(self._core, step)
 
 
-def calibrated_rates(host: CoreHost) -> Rates:
+def calibrated_rates(host: PacedWorker) -> Rates:
     """Returns the costs that a worker begins with: those of its own core.
 
     A live worker has measured with the idle cores of its neighbours, too.

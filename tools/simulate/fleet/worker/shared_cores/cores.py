@@ -1,8 +1,8 @@
 """Workers that compute on the cores of one host, in virtual time: which step runs on which cores, and how fast.
 
-Each worker owns a core. A step has its owner's core at once, and those of workers that have been idle for a while if
-it wants to borrow; owners take them back when they begin a step (`twostroke.kernels.cpu.team`). Whether a step wants
-to borrow, when it begins, and what it computes, is decided by the live objects.
+Each worker owns a core. A step has its owner's core at once. If it wants to borrow, it also has those of workers that
+have been idle for a while. Owners take them back when they begin a step (`twostroke.kernels.cpu.team`). Whether a step
+wants to borrow, when it begins, and what it computes, is decided by the live objects.
 """
 
 from __future__ import annotations

@@ -1,0 +1,130 @@
+"""Authenticates calls by the API keys of a file, each within its limits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from router.auth.api_keys import KeyEntry, KeyFile, find_key, parse_keys
+from router.auth.auth import AuthContext, stream_marks
+from router.auth.limits import KeyLimits, OpenCall
+from router.auth.operator_key import OperatorKey
+from router.metrics import ROLE, RouterMetrics
+from twostroke.base.errors import ConfigError, InvalidApiKey, RateLimitExceeded
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""Time between two looks at the file of keys: a revoked key is refused after at most this."""
+REASONS = ("missing", "malformed", "wrong", "revoked", "expired", "requests", "tokens", "concurrency")
+
+
+def read_keys(path: str) -> KeyFile:
+    """Reads the file of keys. Raises ConfigError that says what is wrong, and where."""
+    try:
+        text = Path(path).read_text()
+    except OSError as error:
+        raise ConfigError(f"--api-keys {path}: {error.strerror}", field="--api-keys") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--api-keys {path}: it is no text", field="--api-keys") from error
+    try:
+        return parse_keys(text, f"--api-keys {path}")
+    except ConfigError as error:
+        raise ConfigError(error.message, field="--api-keys") from error
+
+
+class KeyAuthenticator:
+    takes_keys = True
+
+    def __init__(self, path: str, cluster_token: str, metrics: RouterMetrics) -> None:
+        """Raises ConfigError where the file cannot be used."""
+        self._path = Path(path)
+        self._keys = metrics.gauge("api_keys", "API keys in the file.")
+        self._stale = metrics.gauge(
+            "api_keys_stale", "1: the file of API keys cannot be used; those before stay in force."
+        )
+        self._refusals = metrics.labelled_counter("api_key_refusals", "Calls refused for their API key.", "reason")
+        for reason in REASONS:
+            self._refusals.labels(ROLE, reason)
+        self._limits = KeyLimits()
+        self._marks = stream_marks(cluster_token)
+        self._operator = AuthContext(marks=self._marks, is_operator=True)
+        self._operator_key = OperatorKey(cluster_token)
+        self._seen = self._look()
+        self._file = read_keys(str(self._path))
+        self._keys.set(len(self._file.keys))
+
+    @contextlib.contextmanager
+    def admit(self, authorization: str | None) -> Iterator[AuthContext]:
+        """Lets one call in for as long as it takes. Raises InvalidApiKey or RateLimitExceeded."""
+        if authorization is not None and self._operator_key.is_in(authorization):
+            yield self._operator
+            return
+        key_id, entry = self._find(authorization)
+        try:
+            call = self._limits.enter(key_id, entry, time.monotonic())
+        except RateLimitExceeded as error:
+            self._refusals.labels(ROLE, error.reason).inc()
+            raise
+        try:
+            yield AuthContext(
+                entry.tenant, entry.max_priority, call.spend, partial(self._widen, call), self._marks, entry.operator
+            )
+        finally:
+            call.leave()
+
+    def check(self, authorization: str | None) -> None:
+        """Raises InvalidApiKey. Nothing is counted for the key."""
+        if authorization is None or not self._operator_key.is_in(authorization):
+            self._find(authorization)
+
+    def _find(self, authorization: str | None) -> tuple[str, KeyEntry]:
+        try:
+            return find_key(self._file.keys, authorization, time.time())
+        except InvalidApiKey as error:
+            self._refusals.labels(ROLE, error.reason).inc()
+            raise
+
+    def _widen(self, call: OpenCall, choices: int) -> None:
+        try:
+            call.widen(choices)
+        except RateLimitExceeded as error:
+            self._refusals.labels(ROLE, error.reason).inc()
+            raise
+
+    async def watch(self) -> None:
+        """Keeps up with changes of the keys, until it is cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Takes what the file says now; where it cannot be used, what it said before stays in force."""
+        seen = self._look()
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._file = read_keys(str(self._path))
+        except ConfigError as error:
+            self._stale.set(1)
+            log.error("API keys not read again, those before stay in force error=%s", error.message)
+            return
+        self._stale.set(0)
+        self._keys.set(len(self._file.keys))
+        self._limits.forget_all_but(self._file.keys)
+        log.info("API keys read again file=%s keys=%d", self._path, len(self._file.keys))
+
+    def _look(self) -> tuple[int, int, int] | None:
+        """Tells one file or content from another: a mounted Secret is a link that changes."""
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size

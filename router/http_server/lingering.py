@@ -1,0 +1,77 @@
+"""How a connection ends whose client has its answer and may still be writing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from router.http_server.loop_share import LoopShare
+
+LINGER_BYTES = 64 << 20
+"""Bytes of a refused body that are thrown away: a client that is still writing would not see the answer."""
+LINGER_S = 10.0
+"""Time for that."""
+LINGER_SILENCE_S = 2.0
+"""Time after which a client that writes nothing more, and was sent all of its answer, is taken to have seen it."""
+SLOW_S = 60.0
+"""Further time for a client that is slow to take its answer."""
+
+
+class ConnectionTimer:
+    """The end of a connection that does not ask in time, is idle, or lingers."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._due: asyncio.TimerHandle | None = None
+
+    def stop(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+
+    def restart(self, delay_s: float, end: Any) -> None:
+        self.stop()
+        self._due = self.loop.call_later(delay_s, end)
+
+
+class Lingering:
+    """Throws away what a client writes, until it falls silent or has had its time."""
+
+    def __init__(self, transport: asyncio.Transport, share: LoopShare, timer: ConnectionTimer) -> None:
+        self._transport = transport
+        self._share = share
+        self._timer = timer
+        self._dropped_bytes = 0
+        self._until_s = timer.loop.time() + LINGER_S
+        if transport.can_write_eof():
+            with contextlib.suppress(OSError):  # the client is gone, which reading will show
+                transport.write_eof()
+        self._wait(LINGER_SILENCE_S)
+
+    def drop(self, count: int) -> None:
+        self._dropped_bytes += count
+        left_s = self._until_s - self._timer.loop.time()
+        if self._dropped_bytes > LINGER_BYTES or left_s <= 0:
+            self._transport.abort()
+        else:
+            self._wait(min(LINGER_SILENCE_S, left_s))
+
+    def _wait(self, seconds: float) -> None:
+        """Lets the next bytes in when it is their turn, and ends where none have come in `seconds`."""
+        self._timer.restart(seconds, self._end_silent)
+        self._transport.pause_reading()
+        self._share.drain(self._read)
+
+    def _read(self) -> bool:
+        if self._transport.is_closing():
+            return False
+        self._transport.resume_reading()
+        return True
+
+    def _end_silent(self) -> None:
+        """Ends a silent connection. A client that writes nothing may also be slow to take its answer."""
+        if self._transport.get_write_buffer_size() and self._timer.loop.time() < self._until_s + SLOW_S:
+            self._timer.restart(LINGER_SILENCE_S, self._end_silent)
+        else:
+            self._transport.abort()

@@ -1,0 +1,275 @@
+"""A process that does one piece of work after the other, and the queues of tenants that wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import logging
+import os
+import re
+import signal
+import struct
+import sys
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from router.preparation.wire import BrokenMessage, packed, unpacked
+from router.requests.work import PreparationOutcome, Work
+from router.text.structured.output import StructuredOutput
+from twostroke.base.errors import Draining, InternalError, Overloaded, RequestTooLarge, ServeError
+
+log = logging.getLogger(__name__)
+
+WORK_S = 60.0
+"""Time for one request: even 8 MiB take less on a slow machine."""
+MOST_WAITING_BYTES = 64 << 20
+"""Bytes of one tenant's bodies in one queue; a larger one may wait there as the only one."""
+PIECE_BYTES = 64 << 10
+"""Bytes of a body that are written at once."""
+HEADER = struct.Struct(">QQ")
+"""Lengths of what follows: a message (see `wire`) and the body that belongs to it."""
+MOST_OUTCOME_BYTES = 256 << 20
+"""Bytes of what a process may write for one piece of work: tokens and texts of the largest bodies take a fraction."""
+ENVIRONMENT = re.compile(r"PATH|PYTHON\w*|VIRTUAL_ENV|LD_\w+|LANG|LC_\w+|TZ|HOME|TMPDIR|MALLOC_\w+")
+"""Variables that a process here gets: it reads what strangers write, and needs no secret."""
+
+
+class TextFiles(NamedTuple):
+    """The files that processes read a model's text from, whenever one starts."""
+
+    model_dir: str
+    digest: str
+    """Theirs when the router started: a process that finds others, where there is no copy, ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkProgram:
+    """What a process does with its work."""
+
+    module: str
+    purpose: str
+    """For errors: "to ... takes more than ..."."""
+    work_s: float
+    """Time for one piece of work."""
+    cpu_s: float | None
+    """Processor time for one, which the process keeps to itself. None: as much as it gets in its time."""
+    wait_s: float | None
+    """Longest time that one waits and is worked on. None: clients wait as long as they like."""
+    ends_too_large: frozenset[int]
+    """Exit statuses of a process that was ended because its work took too much."""
+
+    @property
+    def out_of_time(self) -> ServeError:
+        """The error for work that took longer than `work_s`. It may be tried again where the machine may be why."""
+        if self.cpu_s is None:
+            return RequestTooLarge(f"to {self.purpose} takes more than {self.work_s:g} s")
+        return Overloaded(f"the router could not {self.purpose} within {self.work_s:g} s: it is busy; try again")
+
+
+@dataclass(slots=True, eq=False)  # compared by identity: their bodies may be megabytes, and alike
+class _Waiting:
+    work: Work | StructuredOutput
+    done: asyncio.Future[PreparationOutcome]
+
+
+_UNREAD = PreparationOutcome(error=Draining("this router takes no new requests: it is shutting down"))
+
+
+def _answer(waiting: _Waiting, outcome: PreparationOutcome) -> None:
+    if not waiting.done.done():
+        waiting.done.set_result(outcome)
+
+
+@dataclass(slots=True)
+class _TenantQueue:
+    waiting: collections.deque[_Waiting] = field(default_factory=collections.deque)
+    waiting_bytes: int = 0
+
+
+class WorkProcess:
+    """One process and the requests that wait for it. Tenants take turns."""
+
+    def __init__(self, program: WorkProgram, files: TextFiles, *, nice: int, idle_s: float | None) -> None:
+        """`idle_s`: the process starts when it is needed, and ends after so long without work. None: it stays."""
+        self._program = program
+        self._files = files
+        self._nice = nice
+        self._idle_s = idle_s
+        self._queues: collections.OrderedDict[str, _TenantQueue] = collections.OrderedDict()
+        """Queues of tenants with waiting requests; the next one comes first."""
+        self._has_work = asyncio.Event()
+        self._child: _Child | None = None
+        self._has_ended = False
+
+    async def prepare(self, work: Work | StructuredOutput, tenant: str) -> PreparationOutcome:
+        if self._has_ended:
+            return _UNREAD
+        queue = self._queues.setdefault(tenant, _TenantQueue())
+        if queue.waiting and queue.waiting_bytes + len(work.body) > MOST_WAITING_BYTES:
+            raise Overloaded(f"requests of {queue.waiting_bytes} bytes wait to be read already; try again")
+        waiting = _Waiting(work, asyncio.get_running_loop().create_future())
+        queue.waiting.append(waiting)
+        queue.waiting_bytes += len(work.body)
+        self._has_work.set()
+        try:
+            async with asyncio.timeout(self._program.wait_s):
+                return await waiting.done
+        except TimeoutError:
+            raise Overloaded(f"too many others come first: to {self._program.purpose} would take longer") from None
+        finally:
+            self._leave(tenant, queue, waiting)
+
+    async def run(self) -> None:
+        try:
+            while True:
+                if self._idle_s is None and self._child is None:
+                    with contextlib.suppress(OSError):  # it is tried again, and said, when there is work
+                        self._child = await _Child.start(self._program, self._files, self._nice)
+                await self._wait_for_work()
+                if (waiting := self._next()) is not None:
+                    await self._serve(waiting)
+        finally:
+            self._has_ended = True
+            for queue in self._queues.values():
+                for waiting in queue.waiting:
+                    _answer(waiting, _UNREAD)
+            await self._end_child()
+
+    async def _serve(self, waiting: _Waiting) -> None:
+        outcome = _UNREAD
+        try:
+            outcome = await self._tried(waiting.work)
+        except OSError as error:
+            log.error("no process to prepare requests in error=%s", error)
+            outcome = PreparationOutcome(
+                error=InternalError(f"the router could not {self._program.purpose}: a process could not be started")
+            )
+        finally:
+            _answer(waiting, outcome)
+
+    async def _wait_for_work(self) -> None:
+        try:
+            async with asyncio.timeout(None if self._child is None else self._idle_s):
+                await self._has_work.wait()
+        except TimeoutError:
+            await self._end_child()
+
+    def _next(self) -> _Waiting | None:
+        if not self._queues:
+            self._has_work.clear()
+            return None
+        tenant, queue = next(iter(self._queues.items()))
+        self._queues.move_to_end(tenant)
+        waiting = queue.waiting[0]
+        self._leave(tenant, queue, waiting)
+        return waiting
+
+    def _leave(self, tenant: str, queue: _TenantQueue, waiting: _Waiting) -> None:
+        if waiting in queue.waiting:
+            queue.waiting.remove(waiting)
+            queue.waiting_bytes -= len(waiting.work.body)
+            if not queue.waiting and self._queues.get(tenant) is queue:
+                del self._queues[tenant]
+
+    async def _tried(self, work: Work | StructuredOutput) -> PreparationOutcome:
+        """Tries twice where the process ends for a reason of its own."""
+        program = self._program
+        for _ in range(2):
+            if self._child is None:
+                self._child = await _Child.start(program, self._files, self._nice)
+            try:
+                return await self._in_time(self._child, work)
+            except TimeoutError:
+                await self._end_child()
+                return PreparationOutcome(error=program.out_of_time)
+            except BrokenMessage:
+                await self._end_child()
+                log.error("a process that prepares requests wrote what is no message kind=%s", work.kind)
+                break
+            except (EOFError, ConnectionError):
+                status = await self._end_child(has_ended=True)
+                log.warning("a process that prepares requests ended kind=%s bytes=%d", work.kind, len(work.body))
+                if status == -signal.SIGPROF:
+                    return PreparationOutcome(
+                        error=RequestTooLarge(f"to {program.purpose} takes more than {program.cpu_s:g} s")
+                    )
+                if status in program.ends_too_large:
+                    return PreparationOutcome(
+                        error=RequestTooLarge(f"to {program.purpose} takes more memory than one may have")
+                    )
+        return PreparationOutcome(
+            error=InternalError(f"the router could not {program.purpose}: the process for it failed")
+        )
+
+    async def _in_time(self, child: _Child, work: Work | StructuredOutput) -> PreparationOutcome:
+        """Raises TimeoutError. The time begins when the process has loaded what it needs."""
+        async with asyncio.timeout(WORK_S):
+            await child.load()
+        async with asyncio.timeout(self._program.work_s):
+            return await child.exchange(work)
+
+    async def _end_child(self, *, has_ended: bool = False) -> int | None:
+        child, self._child = self._child, None
+        return None if child is None else await child.end(has_ended=has_ended)
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if ENVIRONMENT.fullmatch(name)}
+    return {**kept, "TOKENIZERS_PARALLELISM": "false"}
+
+
+class _Child:
+    """Runs until its stdin ends, which it does with this process, however that ends."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._stdin, self._stdout = process.stdin, process.stdout
+        self._is_loaded = False
+
+    @classmethod
+    async def start(cls, program: WorkProgram, files: TextFiles, nice: int) -> _Child:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", program.module, str(os.getpid()), str(nice), str(program.cpu_s or 0.0)),
+            *(files.model_dir, files.digest),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=_environment(),
+        )
+        return cls(process)
+
+    async def load(self) -> None:
+        """Waits until it has loaded what it needs. Raises as `exchange` does."""
+        if not self._is_loaded:
+            await self._stdout.readexactly(HEADER.size)
+            self._is_loaded = True
+
+    async def exchange(self, work: Work | StructuredOutput) -> PreparationOutcome:
+        """Raises EOFError (IncompleteReadError is one) or ConnectionError where the process has ended.
+
+        BrokenMessage is a ConnectionError: what was not written by `packed` comes from no process that can be used.
+        """
+        said = packed(dataclasses.replace(work, body=b""))
+        self._stdin.write(HEADER.pack(len(said), len(work.body)) + said)
+        body = memoryview(work.body)
+        for at in range(0, len(body), PIECE_BYTES):  # a copy of all of it would take milliseconds at once
+            self._stdin.write(body[at : at + PIECE_BYTES])
+            await self._stdin.drain()
+        (length, _) = HEADER.unpack(await self._stdout.readexactly(HEADER.size))
+        if length > MOST_OUTCOME_BYTES:
+            raise BrokenMessage(f"it has {length} bytes")
+        return unpacked(await self._stdout.readexactly(length), PreparationOutcome)
+
+    async def end(self, *, has_ended: bool = False) -> int:
+        """Returns the exit status. `has_ended`: it ended by itself, and killing it would hide its status from
+        asyncio."""
+        if not has_ended:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+        self._stdin.close()
+        with contextlib.suppress(ConnectionError):
+            await self._stdin.wait_closed()
+        return await self._process.wait()

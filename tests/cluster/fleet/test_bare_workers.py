@@ -1,0 +1,70 @@
+"""The trunk alone: workers with empty tables of branches serve, split, and survive a killed decode worker."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from tests.cluster.processes import Client, ProcessCluster, running_cluster
+from tests.lora import random_tensors, write_adapter
+from twostroke.config import CacheConfig, ModelConfig
+from twostroke.models.adapters.peft import read_adapter
+
+PACED = ModelConfig(model="paced:step_ms=8,prefill_tokens_per_s=20000,page_bytes=4096,max_model_len=2048")
+POOL = CacheConfig(kv_cache_memory_bytes=4 << 20)
+BARE = "tests.cluster.bare_worker"
+SAMPLED = {"max_tokens": 60, "ignore_eos": True, "temperature": 0.9, "seed": 3}
+PROMPTS = [[number + 1] * 400 for number in range(6)]
+
+
+async def answers(client: Client) -> list[list[int]]:
+    return await asyncio.gather(*(client.tokens(prompt, **SAMPLED) for prompt in PROMPTS))
+
+
+async def killed_mid_stream(cluster: ProcessCluster, client: Client) -> list[list[int]]:
+    """The answers, while a decode worker with streams is killed."""
+    streaming = asyncio.create_task(answers(client))
+    while (await cluster.load("decode-0")).running < 2 or (await cluster.load("decode-0")).waiting:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    await cluster.kill("decode-0")
+    assert not streaming.done()
+    return await streaming
+
+
+async def test_the_trunk_alone_serves_splits_and_survives_a_killed_decode_worker() -> None:
+    async with running_cluster(prefill=1, decode=2, model=PACED, cache=POOL) as whole:
+        client = Client(whole.grpc)
+        expected = await answers(client)
+        await client.close()
+    async with running_cluster(
+        prefill=1, decode=2, model=PACED, cache=POOL, prefill_module=BARE, decode_module=BARE
+    ) as cluster:
+        client = Client(cluster.grpc)
+        assert await killed_mid_stream(cluster, client) == expected
+        assert cluster.metric("prefill-0", "twostroke_served_pages_total") > 0, "prompts were split"
+        assert cluster.metric("decode-1", "twostroke_sampled_tokens_total") > 0
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"prompt_logprobs": 1}, "prompt_logprobs: "), ({"speculation": "lookup"}, "speculation: "), ({}, "adapters")],
+)
+async def test_what_asks_for_a_branch_is_refused_by_name(options: dict[str, object], says: str, tmp_path: Path) -> None:
+    async with running_cluster(
+        prefill=1, decode=1, model=PACED, cache=POOL, prefill_module=BARE, decode_module=BARE
+    ) as cluster:
+        if not options:
+            write_adapter(tmp_path, tensors=random_tensors(seed=1))
+            await cluster.name_adapter("fine-tune", read_adapter(tmp_path), tmp_path)
+            options = {"model": "fine-tune"}
+        client = Client(cluster.grpc)
+        with pytest.raises(grpc.aio.AioRpcError, match=says) as refused:
+            await client.tokens(PROMPTS[0], **SAMPLED | options)
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert await client.tokens(PROMPTS[0], **SAMPLED), "others are served on"
+        await client.close()

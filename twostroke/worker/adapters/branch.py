@@ -1,0 +1,59 @@
+"""Adapters as a branch of a worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+
+from twostroke.base.errors import ServeError
+from twostroke.request import AdapterRef
+from twostroke.rpc.server import RpcServer
+from twostroke.rpc.v1 import adapters_pb2_grpc, control_pb2
+from twostroke.scheduler.constraints.adapted import Adapted, with_adapter
+from twostroke.scheduler.sequence import Constraint
+from twostroke.worker.adapters.cache import AdapterCache
+from twostroke.worker.adapters.metrics import AdapterMetrics
+from twostroke.worker.adapters.service import WorkerAdaptersService
+from twostroke.worker.branches import Branch, BranchHost
+from twostroke.worker.role_host import RoleHandlers
+
+
+class Adapters(Branch):
+    def __init__(self, host: BranchHost) -> None:
+        super().__init__(host)
+        self.cache = AdapterCache(
+            host.engine_state.adapters,
+            host.engine,
+            host.config.adapters,
+            AdapterMetrics(host.config.role.value, host.metrics.registry),
+            is_awaited=lambda digest: bool(with_adapter(host.scheduler.waiting_sequences, digest)),
+            wake=host.wake,
+        )
+
+    def constraints_of(self, adapter: AdapterRef) -> tuple[Constraint, ...]:
+        return (Adapted(adapter, self.cache),)
+
+    def serve(self, rpc: RpcServer, tasks: asyncio.TaskGroup) -> None:
+        adapters_pb2_grpc.add_WorkerAdaptersServicer_to_server(WorkerAdaptersService(self.cache), rpc.server)
+        rpc.offer("twostroke.v1.WorkerAdapters")
+
+    def watching(self, handlers: RoleHandlers) -> Iterable[Callable[[], Awaitable[object]]]:
+        return (partial(self.cache.run, partial(self._end, handlers)),)
+
+    async def close(self) -> None:
+        await self.cache.close()
+
+    def add_to_load(self, load: control_pb2.Load) -> None:
+        load.adapters.extend(self.cache.loaded)
+        load.adapter_load_s = self.cache.load_s
+
+    def _end(self, handlers: RoleHandlers, digest: bytes, error: ServeError) -> None:
+        """Ends the sequences that wait for an adapter that cannot be loaded."""
+        host = self.host
+        sequences = with_adapter(host.scheduler.waiting_sequences, digest)
+        for sequence in sequences:
+            host.scheduler.end(sequence)
+        handlers.failed(sequences, error)
+        host.progress.notify()
+        host.wake()

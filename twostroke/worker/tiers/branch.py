@@ -1,0 +1,127 @@
+"""The lower tiers as a branch of a worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from twostroke.base.ids import BlockHash, PageId
+from twostroke.config import WorkerConfig
+from twostroke.engine.backends.built import BuiltEngine
+from twostroke.engine.loop import EngineThread
+from twostroke.kv_cache.events import EventLog
+from twostroke.kv_cache.parts import GroupKind
+from twostroke.kv_cache.tier import Tier
+from twostroke.rpc.events import tier_to_message
+from twostroke.rpc.v1 import control_pb2
+from twostroke.scheduler.sequence import Sequence as KnownSequence
+from twostroke.worker.branches import Branch, BranchHost
+from twostroke.worker.engine_state import LoadedBranch
+from twostroke.worker.role_host import RoleHandlers
+from twostroke.worker.supply.supplier import Supplier
+from twostroke.worker.tiers.copies.eviction_copies import EvictionCopies
+from twostroke.worker.tiers.group_tiers import GroupTiers
+from twostroke.worker.tiers.loads.prefetch import Prefetch
+from twostroke.worker.tiers.loads.tier_loads import TierLoads
+from twostroke.worker.tiers.metrics import TierMetrics, TierUse
+from twostroke.worker.tiers.opening import open_tiers
+from twostroke.worker.tiers.page_tiers import PageTiers
+
+
+class _Listener:
+    """Passes changes of the blocks of one group to its tiers."""
+
+    def __init__(self, own: PageTiers, tiers: GroupTiers) -> None:
+        self.stored = own.saw
+        self.evicting = own.evicting
+        self._tiers = tiers
+
+    def removed(self, name: BlockHash) -> None:
+        """Does nothing: what left the pool may lie on a tier."""
+
+    def forgotten(self, name: BlockHash) -> None:
+        for tiers in self._tiers.groups:
+            tiers.forgotten(name)
+
+    def new_writer(self, page: PageId) -> None:
+        """Does nothing: tiers have pages of their own."""
+
+
+class LoadedTiers(LoadedBranch):
+    def __init__(self, tiers: GroupTiers) -> None:
+        self.tiers = tiers
+
+    def listener(self, group: GroupKind) -> _Listener:
+        return _Listener(self.tiers.groups[group], self.tiers)
+
+    def begin_epoch(self, log: EventLog) -> None:
+        self.tiers.begin_epoch(log)
+
+    async def close(self, engine: EngineThread | None) -> None:
+        await self.tiers.close()
+
+
+class Tiers(Branch):
+    @staticmethod
+    def load(config: WorkerConfig, built: BuiltEngine) -> LoadedTiers | None:
+        """Opens the tiers. None where the settings give none any room."""
+        cache = config.cache
+        if not cache.host_cache_bytes and not cache.disk_cache_bytes:
+            return None
+        return LoadedTiers(open_tiers(config, built.model, built.memory))
+
+    @classmethod
+    def mount(cls, host: BranchHost, loaded: LoadedBranch | None) -> Tiers | None:
+        return cls(host, loaded.tiers) if isinstance(loaded, LoadedTiers) else None
+
+    def __init__(self, host: BranchHost, tiers: GroupTiers) -> None:
+        super().__init__(host)
+        self.tiers = tiers
+        full, pool, block_size = tiers.full, host.pool, host.facts.block_size
+        self.gate = self.copies = EvictionCopies(full, pool, host.memory, host.wake, self._loaded_depth)
+        self.loads = TierLoads(
+            full,
+            pool,
+            block_size,
+            window_tiers=tiers.windows,
+            new_session=host.new_session,
+            compute_s=host.compute_s,
+            wake=host.wake,
+        )
+        self.below = self.loads.for_others
+        self.prefetch: Prefetch = Prefetch(full, pool, self.loads, block_size, compute_s=host.compute_s, wake=host.wake)
+        tiers.report_to(TierMetrics(host.metrics.registry, host.config.role.value))
+
+    def suppliers_of(self, sequence: KnownSequence) -> Sequence[Supplier]:
+        return (self.loads.for_sequences.supplier_of(sequence),)
+
+    def watching(self, handlers: RoleHandlers) -> Iterable[Callable[[], Awaitable[object]]]:
+        """Returns what takes in what dead workers left."""
+        return (lambda: asyncio.gather(*self.tiers.adopting(self.host.feed.publish_changes)),)
+
+    def stop(self) -> None:
+        self.prefetch.stop()
+        self.loads.running.stop()
+
+    async def close(self) -> None:
+        self.copies.stop()
+        await self.tiers.wait_idle()
+
+    def add_to_load(self, load: control_pb2.Load) -> None:
+        load.tiers.extend(_rate(tier, use) for tier, use in self.tiers.uses().items() if use.is_up)
+
+    def forget_cached(self) -> int:
+        return self.tiers.forget_all()
+
+    def _loaded_depth(self, hashes: Sequence[BlockHash]) -> int:
+        return self.loads.for_sequences.depth(hashes)
+
+
+def _rate(tier: Tier, use: TierUse) -> control_pb2.TierRate:
+    return control_pb2.TierRate(
+        tier=tier_to_message(tier),
+        page_s=use.page_s,
+        blocks=use.blocks,
+        used_bytes=use.used_bytes,
+        capacity_bytes=use.most_bytes,
+    )
