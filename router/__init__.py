@@ -24,6 +24,6 @@ admission    which request goes now, which waits, which is refused
 routing      who holds which blocks, what each placement would cost, which one is taken
 fleet        which workers are alive, and the connections to them
 
-`server` puts them together in one process; `admin`, `control_service` and `console` are for operators and other
-routers.
+`server` puts them together in one process. `admin` and `control_service` are for operators and other routers.
+`branches` is the table of the router's branches, `server_branch` says what they may give.
 """

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from router.branches import BRANCHES
 from router.metrics import RouterMetrics
 from router.preparation.preparer import ProcessPreparer
 from router.server import RouterServer
@@ -52,6 +53,7 @@ async def serve(config: RouterConfig) -> None:
         router_id=core.router_id,
         recorder=core.recorder,
         reservations=core.reservations,
+        branches=BRANCHES,
     )
     signals = _signals()
     await core.start(server.peer_address)

@@ -12,7 +12,9 @@ from typing import Any, Protocol
 
 import grpc.aio
 
+from router.endpoints.lora import LoraEndpoints
 from router.fleet.named_models import NamedModel, NamedModels
+from router.server_branch import RouterBranch, RouterParts
 from twostroke.base.errors import ConfigError, InvalidRequest, NotFound, PeerLost
 from twostroke.config.adapters import MOST_NAME_CHARS, AdapterConfig
 from twostroke.models.adapters.shapes import ProjectionShapes
@@ -20,6 +22,7 @@ from twostroke.models.adapters.store import check_place, take_in
 from twostroke.request import AdapterRef
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.membership import Membership
+from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import adapters_pb2, adapters_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -169,3 +172,20 @@ class AdapterAdminService(adapters_pb2_grpc.AdapterAdminServicer):
     ) -> adapters_pb2.ListAdaptersResponse:
         adapters = [adapter.to_message() for _, adapter in sorted(self._admin.adapters.items())]
         return adapters_pb2.ListAdaptersResponse(adapters=adapters)
+
+
+class RouterAdapters(RouterBranch):
+    def __init__(self, parts: RouterParts) -> None:
+        config, fleet = parts.config, parts.handler.dispatcher
+        self._admin = AdapterAdmin(
+            config.adapters, config.served_model_name, config.model_dir, fleet, config.fleet_address, parts.membership
+        )
+        if config.adapters.allow_runtime_lora_updating:
+            self.operators = LoraEndpoints(self._admin, config.cluster_token).calls()
+
+    def administer(self, rpc: RpcServer) -> None:
+        adapters_pb2_grpc.add_AdapterAdminServicer_to_server(AdapterAdminService(self._admin), rpc.server)
+        rpc.offer("twostroke.v1.AdapterAdmin", waits_for_ready=False, is_described=True)
+
+    async def open(self) -> None:
+        await self._admin.load_first()

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
-from router.adapter_admin import AdapterAdminService
 from router.addresses import bind_listener
 from router.control_service import RouterControlService
 from router.endpoints.health_pages import HealthPages
 from router.http_server.server import HttpServer, http_config
-from router.pin_admin import PinAdminService
 from router.requests.request_handler import RequestHandler
 from router.routing.reservation_exchange import RoutingService
 from router.routing.reservations import Reservations
+from router.server_branch import RouterBranch
 from twostroke.config import RouterConfig
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import Callers, RpcServer, TlsPort, host_port
-from twostroke.rpc.v1 import adapters_pb2_grpc, control_pb2_grpc, pins_pb2_grpc, routing_pb2_grpc
+from twostroke.rpc.v1 import control_pb2_grpc, routing_pb2_grpc
 
 _LOOPBACKS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 """Addresses of a router that listens on every interface: the routers of one `twostroke serve` are on one machine."""
@@ -56,14 +56,12 @@ class AdminServer:
         self.address = self._rpc.address
         self._rpc.dialled_at.append(self.peer_address)
 
-    def serve(self, control: RouterControlService, pins: PinAdminService, adapters: AdapterAdminService) -> None:
+    def serve(self, control: RouterControlService, branches: Iterable[RouterBranch]) -> None:
         """Adds the services. Call it before `start`."""
         control_pb2_grpc.add_ControlServicer_to_server(control, self._rpc.server)
         self._rpc.offer("twostroke.v1.Control", waits_for_ready=False, is_described=True)
-        pins_pb2_grpc.add_PinAdminServicer_to_server(pins, self._rpc.server)
-        self._rpc.offer("twostroke.v1.PinAdmin", waits_for_ready=False, is_described=True)
-        adapters_pb2_grpc.add_AdapterAdminServicer_to_server(adapters, self._rpc.server)
-        self._rpc.offer("twostroke.v1.AdapterAdmin", waits_for_ready=False, is_described=True)
+        for branch in branches:
+            branch.administer(self._rpc)
         routing_pb2_grpc.add_RoutingServicer_to_server(self._routing, self._rpc.server)
         self._rpc.offer("twostroke.v1.Routing", waits_for_ready=False)
 

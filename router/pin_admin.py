@@ -12,13 +12,15 @@ import grpc.aio
 
 from router.requests.params import check_request_id, check_salt
 from router.requests.request_handler import RequestHandler
+from router.server_branch import RouterBranch, RouterParts
 from twostroke.base.errors import InvalidRequest
 from twostroke.base.fault_points import Point, reach
 from twostroke.kv_cache.block import block_hashes_of, owner_salt
-from twostroke.kv_cache.pins import Pin, pin_id_of
+from twostroke.kv_cache.pins.pin_table import Pin, pin_id_of
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.pins import pin_to_message
+from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import pins_pb2, pins_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -126,3 +128,12 @@ def _check(request: pins_pb2.AddPinRequest) -> None:
         raise InvalidRequest(f"per_role must be at most {MOST_PER_ROLE}, got {request.per_role}", field="per_role")
     if len(request.workers) > MOST_NAMES:
         raise InvalidRequest(f"at most {MOST_NAMES} workers can be named, got {len(request.workers)}", field="workers")
+
+
+class RouterPins(RouterBranch):
+    def __init__(self, parts: RouterParts) -> None:
+        self._admin = PinAdmin(parts.handler, parts.config.fleet_address, parts.membership)
+
+    def administer(self, rpc: RpcServer) -> None:
+        pins_pb2_grpc.add_PinAdminServicer_to_server(PinAdminService(self._admin), rpc.server)
+        rpc.offer("twostroke.v1.PinAdmin", waits_for_ready=False, is_described=True)

@@ -8,30 +8,25 @@ import logging
 import time
 from collections.abc import AsyncIterator
 
-from router.adapter_admin import AdapterAdmin, AdapterAdminService
 from router.addresses import Addresses, bind_listener, inherited
 from router.admin import AdminServer
 from router.auth.auth import Authenticator, NoAuthentication
 from router.auth.key_authenticator import KeyAuthenticator
-from router.console.api import ConsoleApi
-from router.console.fleet_actions import FleetActions
-from router.console.pages import ConsolePages
 from router.control_service import RouterControlService
 from router.endpoints.app import build_http_app
 from router.endpoints.grpc.calls import AuthenticatedCalls
 from router.endpoints.grpc.service import SERVICE_NAME, InferenceService
 from router.endpoints.kserve.service import OPEN_METHODS, KServeService
 from router.endpoints.kserve.service import SERVICE_NAME as KSERVE_NAME
-from router.endpoints.lora import LoraEndpoints
 from router.endpoints.middleware import browser_middleware
 from router.http_server.server import HttpServer, http_config
 from router.metrics import RouterMetrics
-from router.pin_admin import PinAdmin, PinAdminService
 from router.preparation.public_prefixes import read_public_prefixes
 from router.requests.request_handler import RequestHandler
 from router.requests.resume import Seeds
 from router.requests.work import Preparer
 from router.routing.reservations import Reservations
+from router.server_branch import RouterParts, RouterTable
 from router.serving.parent_request import Dispatcher
 from twostroke.base.allocator import give_freed_memory_back
 from twostroke.base.errors import ConfigError
@@ -75,6 +70,7 @@ class RouterServer:
         router_id: str,
         recorder: Recorder | None = None,
         reservations: Reservations | None = None,
+        branches: RouterTable = (),
     ) -> None:
         """Other routers of the cluster may watch the reservations."""
         self._dispatcher = dispatcher
@@ -98,21 +94,16 @@ class RouterServer:
         http = host_port(listen.host, self._listener.getsockname()[1])
         self.addresses = Addresses(http, self._rpc.address, self._admin.address, self._admin.metrics_address or http)
         membership = Membership.of(config.cluster_token, config.cluster_tls)
-        self._adapters = AdapterAdmin(
-            config.adapters, config.served_model_name, config.model_dir, dispatcher, config.fleet_address, membership
-        )
-        pins = PinAdmin(handler, config.fleet_address, membership)
-        actions = FleetActions(config.fleet_address, membership)
-        console = ConsoleApi(handler, recorder or Recorder(), actions, pins, router_id=router_id)
-        allows_loads = config.adapters.allow_runtime_lora_updating
+        parts = RouterParts(config, handler, membership, recorder or Recorder(), router_id)
+        self._branches = [branch(parts) for branch in branches]
         app = build_http_app(
             handler,
             self._authenticator,
             max_body_bytes=config.endpoints.max_request_bytes,
             with_metrics=self._admin.metrics_address is None,
             outer=browser_middleware(config.endpoints, listen.host),
-            operators=LoraEndpoints(self._adapters, config.cluster_token).calls() if allows_loads else (),
-            further=(*ConsolePages().routes(), *console.routes()),
+            operators=[call for branch in self._branches for call in branch.operators],
+            further=[route for branch in self._branches for route in branch.routes],
         )
         most = config.endpoints.max_connections
         self._http = HttpServer(
@@ -122,7 +113,7 @@ class RouterServer:
         KServeService(handler, calls).add_to(self._rpc.server)
         self._rpc.offer(SERVICE_NAME, KSERVE_NAME, is_described=True)
         control = RouterControlService(handler, self.addresses, router_id=router_id, epoch=Epoch.begin(1))
-        self._admin.serve(control, PinAdminService(pins), AdapterAdminService(self._adapters))
+        self._admin.serve(control, self._branches)
 
     @property
     def peer_address(self) -> str:
@@ -132,7 +123,8 @@ class RouterServer:
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Opens all endpoints; at the end they close, and what is still open is cancelled."""
-        await self._adapters.load_first()
+        for branch in self._branches:
+            await branch.open()
         await self._rpc.start()
         async with asyncio.TaskGroup() as group:
             await self._admin.start(group)

@@ -175,7 +175,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class CacheHint:
-    """A wish to keep the first blocks of a request for a while; see `twostroke.kv_cache.pins`."""
+    """A wish to keep the first blocks of a request for a while; see `twostroke.kv_cache.pins.pin_table`."""
 
     blocks: int
     """Leading blocks of the prompt."""

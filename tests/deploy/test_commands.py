@@ -287,7 +287,7 @@ def test_what_is_not_there_is_named(text: str, what: str) -> None:
 def unknown_of(text: str, root: Path) -> Iterator[str]:
     """What of a command or of a name in backquotes is not there."""
     flags = sorted(set(_FLAG.findall(text)))
-    if (ours := words_of_ours(text)) is not None:
+    if ours := words_of_ours(text):
         if ours[0] in ALL_COMMANDS:
             yield from (f"{ours[0]} {flag}" for flag in flags if flag not in flags_of(ours[0]))
         elif re.fullmatch("[a-z]+", ours[0]):  # others stand for any, as COMMAND does

@@ -26,7 +26,7 @@ SessionId = NewType("SessionId", int)
 """One writer of pages within one epoch of a worker: a pull, or a sequence that computes."""
 
 PinId = NewType("PinId", str)
-"""One pin: 16 hex digits of its owner, tenant and blocks (see `twostroke.pin`)."""
+"""One pin: 16 hex digits of its owner, tenant and blocks (see `twostroke.kv_cache.pins`)."""
 
 _EPOCH = re.compile(r"([0-9]{1,18})\.([0-9a-f]{1,16})")
 

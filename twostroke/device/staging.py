@@ -1,4 +1,4 @@
-"""Pages of devices to and from the host, through a ring of pinned buffers.
+"""Pages of devices to and from the host, through a ring of page-locked buffers.
 
 While the host works on one batch in its buffer, the copy of the next one is under way.
 """

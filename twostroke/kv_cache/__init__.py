@@ -8,4 +8,5 @@ memory  the bytes behind the pages, wherever they lie, with a generation per pag
 shared  host memory that other processes may read
 events  what a pool stored and removed, as a log
 tiers/  copies of pages in host memory and on disk
+pins/   prefixes that stay in the pool
 """

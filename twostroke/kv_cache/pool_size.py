@@ -19,7 +19,7 @@ def host_pool_bytes(pages: int, page_bytes: int) -> int:
 
 
 def enough_pages(memory_bytes: int, page_bytes: int, *, least: int = MIN_PAGES, flag: str = "--kv-cache-memory") -> int:
-    """Returns how many pages the memory or disk space of one tier holds.
+    """Returns how many pages the memory or disk space holds.
 
     Raises ConfigError where they are fewer than `least`. `flag` is the setting that asked for them.
     """

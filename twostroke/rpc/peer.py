@@ -18,7 +18,7 @@ class PeerPrefix:
     blocks: int
     """It is expected to hold that many of the prompt's first blocks."""
     load_s: float = 0.0
-    """Predicted seconds in which it loads these from its own lower tiers."""
+    """Predicted seconds in which it brings these into its pool."""
 
     @classmethod
     def of(cls, message: worker_pb2.OpenRequest | worker_pb2.PullRequest) -> PeerPrefix | None:

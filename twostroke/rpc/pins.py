@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twostroke.base.ids import PinId
-from twostroke.kv_cache.pins import Pin
+from twostroke.kv_cache.pins.pin_table import Pin
 from twostroke.rpc.convert import adapter_from_message, adapter_to_message, hashes_from_bytes, hashes_to_bytes
 from twostroke.rpc.v1 import pins_pb2
 

@@ -15,7 +15,7 @@ class ClaimGate(Protocol):
         """Returns False while blocks that the claim would evict are being saved; it is asked again after that."""
 
     def loaded_depth(self, hashes: ListOf[BlockHash]) -> int:
-        """Returns after how many of these blocks a sequence can continue once lower tiers have brought what they hold.
+        """Returns after how many of these blocks a sequence can continue once suppliers here have brought theirs.
 
         It is 0 where they bring nothing.
         """

@@ -27,6 +27,10 @@ class FurtherPages(Protocol):
     def slots(self) -> Mapping[int, PageId]:
         """Its pages by their blocks."""
 
+    @property
+    def pulled_depth(self) -> int:
+        """Leading blocks that a pull or a load is to bring. Computing starts after them."""
+
 
 class Constraint:
     """The influence of one feature on the steps of a sequence. A method does nothing unless a feature overrides it."""
@@ -104,8 +108,8 @@ class Sequence:
     pulled_blocks: int = 0
     """Leading blocks that are to come from another worker."""
     loaded_blocks: int = 0
-    """Number of leading blocks after which it can continue once lower tiers have brought what they hold; 0 where they
-    bring nothing, and where there is one page group."""
+    """Number of leading blocks after which it can continue once suppliers here have brought theirs; 0 where they bring
+    nothing, and where there is one page group."""
     pending_tokens: int = 0
     """Last tokens of `known` that will probably be computed here, while it waits."""
     passes: int = 0

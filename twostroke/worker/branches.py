@@ -18,6 +18,7 @@ from twostroke.config import WorkerConfig
 from twostroke.engine.backends.built import BuiltEngine
 from twostroke.engine.loop import EngineThread
 from twostroke.kv_cache.memory import Pages
+from twostroke.kv_cache.parts import GroupKind
 from twostroke.request import AdapterRef, Attempt
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2
@@ -93,7 +94,7 @@ class BetweenSteps(Protocol):
 class LowerPages(Protocol):
     """Pages below the pool, as pulls by other workers find them."""
 
-    def share(self, group: int, hashes: ListOf[BlockHash], blocks: ListOf[int]) -> dict[int, PageId]:
+    def share(self, group: GroupKind, hashes: ListOf[BlockHash], blocks: ListOf[int]) -> dict[int, PageId]:
         """Holds and brings pages of a group. The caller releases them, and then calls `give_up_unwanted`."""
 
     def give_up_unwanted(self) -> None:

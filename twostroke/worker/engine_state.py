@@ -109,7 +109,7 @@ class EngineState:
         self._epoch = _EpochLog()
         listeners = [
             _GroupListener(GroupKind(index), self._epoch, built.memory, loaded.values())
-            for index in range(len(built.model.further) + 1)
+            for index in range(len(built.model.layout.regions))
         ]
         shape, (first, *others) = built.model.window_shape, listeners
         further = [] if shape is None else [window_group(shape, *others)]

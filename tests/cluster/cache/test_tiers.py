@@ -12,6 +12,8 @@ from twostroke.config import CacheConfig, ModelConfig
 from twostroke.kv_cache.tier import Tier
 
 PACED = ModelConfig(model="paced:step_ms=1,prefill_tokens_per_s=4000,page_bytes=4096,max_model_len=2048")
+SLOWLY = ModelConfig(model="paced:step_ms=1,prefill_tokens_per_s=200,page_bytes=4096,max_model_len=2048")
+"""Computes a block in 80 ms: no disk of a busy machine takes longer for its page."""
 PAGES, PROMPTS, BLOCKS = 24, 6, 8
 OPTIONS = {"max_tokens": 12, "ignore_eos": True, "temperature": 0.9, "seed": 3}
 
@@ -59,7 +61,7 @@ def brought_up(cluster: ProcessCluster, worker: str) -> float:
 
 async def test_a_prompt_that_lies_on_one_disk_alone_is_asked_there(tmp_path: Path) -> None:
     cache = CacheConfig(kv_cache_memory_bytes=PAGES * 4096, disk_cache_bytes=8 << 20, disk_cache_dir=str(tmp_path))
-    async with running_cluster(prefill=0, decode=2, model=PACED, cache=cache) as cluster:
+    async with running_cluster(prefill=0, decode=2, model=SLOWLY, cache=cache) as cluster:
         client = Client(cluster.grpc)
 
         async def on_tiers() -> dict[str, frozenset[tuple[Tier, bytes]]]:

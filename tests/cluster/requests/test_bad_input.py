@@ -21,14 +21,17 @@ from twostroke.config import CacheConfig, ListenConfig, ModelConfig, Role, Route
 PACED = ModelConfig(model="paced:prefill_tokens_per_s=4000,step_ms=10,vocab=2048,page_bytes=16384,max_model_len=8192")
 POOL = CacheConfig(kv_cache_memory_bytes=256 * 16384)
 ELSEWHERE = ScheduleConfig(local_prefill=False)
-"""Prompts are pulled however busy the machine is."""
+POLICY = "round-robin"
+"""It always names the prefill worker: prompts are pulled, however busy the machine is and whatever that has taught."""
 POOL_TOKENS = 256 * 16
 module_loop = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster() -> AsyncIterator[ProcessCluster]:
-    async with running_cluster(prefill=1, decode=1, model=PACED, cache=POOL, schedule=ELSEWHERE) as started:
+    async with running_cluster(
+        prefill=1, decode=1, model=PACED, cache=POOL, schedule=ELSEWHERE, policy=POLICY
+    ) as started:
         yield started
 
 

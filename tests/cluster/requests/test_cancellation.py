@@ -25,7 +25,9 @@ from twostroke.rpc.v1 import inference_pb2
 PACED = ModelConfig(model="paced:step_ms=10,prefill_tokens_per_s=800,max_model_len=1600", served_model_name="tiny")
 PAGES = 100
 POOL = CacheConfig(kv_cache_memory_bytes=PAGES * 16_384)
-TWO_AT_ONCE = ScheduleConfig(max_num_seqs=2, max_num_batched_tokens=64)
+TWO_AT_ONCE = ScheduleConfig(max_num_seqs=2, max_num_batched_tokens=64, local_prefill=False)
+POLICY = "round-robin"
+"""It always names the prefill worker, so that prompts are pulled whatever the machine has taught the router."""
 LONG = 1000
 """Tokens of an answer that nobody waits for: ten seconds of steps."""
 
@@ -35,7 +37,9 @@ numbers = itertools.count()
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster() -> AsyncIterator[ProcessCluster]:
-    async with running_cluster(prefill=1, decode=1, model=PACED, cache=POOL, schedule=TWO_AT_ONCE) as started:
+    async with running_cluster(
+        prefill=1, decode=1, model=PACED, cache=POOL, schedule=TWO_AT_ONCE, policy=POLICY
+    ) as started:
         yield started
 
 

@@ -281,7 +281,7 @@ MUTANTS: Final = (
     Mutant(
         name="cap-of-a-tenants-hints",
         claim="the hints of one tenant keep no more than its share",
-        file="twostroke/kv_cache/pins.py",
+        file="twostroke/kv_cache/pins/pin_table.py",
         old="if len(hinted) + new > self.limits.tenant:",
         new="if new > self.limits.tenant:",
         test="tests/unit/kv_cache/test_pins.py::test_the_hints_of_one_tenant_keep_no_more_blocks_together_than_its_share",
@@ -289,7 +289,7 @@ MUTANTS: Final = (
     Mutant(
         name="pins-leave-no-room",
         claim="pins leave room for the longest request",
-        file="twostroke/kv_cache/pins.py",
+        file="twostroke/kv_cache/pins/pin_table.py",
         old="return max(0, min(self.share, self.total - self.longest_request))",
         new="return self.share",
         test="tests/unit/kv_cache/test_pins.py::test_the_cap_is_the_share_or_what_the_longest_request_leaves",
@@ -297,7 +297,7 @@ MUTANTS: Final = (
     Mutant(
         name="pins-never-end",
         claim="a pin ends when its time is over",
-        file="twostroke/kv_cache/pins.py",
+        file="twostroke/kv_cache/pins/pin_table.py",
         old="return self.expires_s is not None and self.expires_s <= now_s",
         new="return False",
         test="tests/unit/kv_cache/test_pins.py::TestPinHistory::runTest",
@@ -334,7 +334,7 @@ MUTANTS: Final = (
         claim="pages come back from host memory as they were",
         file="twostroke/worker/tiers/host_tier.py",
         old="if digest(data) != read.place.digest:",
-        new="if len(data) != self._host.memory.page_bytes:",
+        new="if len(data) != self._memory.page_bytes:",
         test=(
             "tests/unit/worker/tiers/test_host.py::test_a_page_that_changed_in_host_memory_is_a_counted_miss_and_never_reaches_the_disk"
         ),

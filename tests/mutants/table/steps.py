@@ -197,4 +197,14 @@ MUTANTS: Final = (
         new="self._observe(proposal.kind, True)",
         test=("tests/unit/speculation/test_speculation.py::test_chances_follow_what_became_of_proposals_of_the_kind"),
     ),
+    Mutant(
+        name="a-missing-branch-is-overlooked",
+        claim="what asks for a branch is refused by name",
+        file="twostroke/worker/answers.py",
+        old="missing = asked.difference([branch.field for branch in branches])",
+        new="missing = set[str]()",
+        test=(
+            "tests/unit/worker/test_branches.py::test_a_request_for_a_missing_branch_is_refused_with_its_field[grammar]"
+        ),
+    ),
 )

@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from twostroke.base.errors import PinRefused
 from twostroke.base.ids import BlockHash, PageId, PinId
-from twostroke.kv_cache import pins
 from twostroke.kv_cache.block import block_hashes_of, root_hash
-from twostroke.kv_cache.pins import Pin, PinLimits, PinTable, pin_id_of
+from twostroke.kv_cache.pins import pin_table
+from twostroke.kv_cache.pins.pin_table import Pin, PinLimits, PinTable, pin_id_of
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.windows.shape import WindowShape
 from twostroke.kv_cache.windows.window_group import window_group
@@ -194,22 +194,22 @@ def test_a_refusal_says_what_is_wanted_what_is_held_and_what_may_be() -> None:
 
 
 def test_pins_are_bounded_in_number(monkeypatch) -> None:
-    monkeypatch.setattr(pins, "MOST_PINS", 2)
+    monkeypatch.setattr(pin_table, "MOST_PINS", 2)
     table = PinTable(BlockPool(20, Silent()), LIMITS)
     table.put(pin_of(1), 0.0)
     table.put(pin_of(2), 0.0)
     table.put(pin_of(2), 0.0)
     with pytest.raises(PinRefused, match="there are 2 pins and hints, and at most 2 are kept"):
         table.put(pin_of(3), 0.0)
-    monkeypatch.setattr(pins, "MOST_HINTS", 1)
-    monkeypatch.setattr(pins, "MOST_PINS", 3)
+    monkeypatch.setattr(pin_table, "MOST_HINTS", 1)
+    monkeypatch.setattr(pin_table, "MOST_PINS", 3)
     with pytest.raises(PinRefused, match="at most 1 are kept"):
         table.put(pin_of(3, owner="", is_hint=True), 0.0)
     table.put(pin_of(3), 0.0)
 
 
 def test_one_tenant_cannot_take_the_places_of_all_hints(monkeypatch) -> None:
-    monkeypatch.setattr(pins, "MOST_TENANT_HINTS", 2)
+    monkeypatch.setattr(pin_table, "MOST_TENANT_HINTS", 2)
     table = PinTable(BlockPool(20, Silent()), LIMITS)
     first, second, third = (pin_of(number, owner="", tenant="a", is_hint=True) for number in (1, 2, 3))
     table.put(first, 0.0)

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
+from router.branches import BRANCHES
 from router.endpoints.app import build_http_app
 from router.fleet.named_models import NamedModels
 from router.fleet.token_stream import TokenDelta
@@ -19,6 +20,7 @@ from router.fleet.worker import ServingFacts, Worker
 from router.metrics import RouterMetrics
 from router.requests.request_handler import RequestHandler
 from router.server import RouterServer
+from router.server_branch import RouterTable
 from router.serving.parent_request import ParentRequest, Take, take_none
 from router.text.tokenizer import ByteText
 from tests.hand_cut import HandCutTransport
@@ -224,7 +226,11 @@ async def frontend() -> AsyncIterator[Frontend]:
 
 @asynccontextmanager
 async def open_frontend(
-    endpoints: EndpointsConfig, fleet_address: str = "", cluster_token: str = "", output: OutputConfig | None = None
+    endpoints: EndpointsConfig,
+    fleet_address: str = "",
+    cluster_token: str = "",
+    output: OutputConfig | None = None,
+    branches: RouterTable = BRANCHES,
 ) -> AsyncIterator[Frontend]:
     """`output`: how answers are taken apart."""
     dispatcher, metrics = ScriptedDispatcher(), RouterMetrics()
@@ -237,7 +243,9 @@ async def open_frontend(
         cluster_token=cluster_token,
     )
     text = InlinePreparer(ByteText(output))
-    server = RouterServer(config, dispatcher, text, metrics, router_id="router-0", recorder=dispatcher.recorder)
+    server = RouterServer(
+        config, dispatcher, text, metrics, router_id="router-0", recorder=dispatcher.recorder, branches=branches
+    )
     url = f"http://{server.addresses.http}"
     async with (
         server.serving(),

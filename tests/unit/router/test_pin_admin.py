@@ -14,7 +14,7 @@ from tests.unit.router.conftest import FACTS, Frontend, open_frontend
 from twostroke.base.errors import ContextLengthExceeded, InvalidRequest, NotFound, PeerLost, PinRefused, ServeError
 from twostroke.config import EndpointsConfig
 from twostroke.kv_cache.block import block_hashes_of, owner_salt
-from twostroke.kv_cache.pins import pin_id_of
+from twostroke.kv_cache.pins.pin_table import pin_id_of
 from twostroke.request import AdapterRef
 from twostroke.rpc.channel import error_of
 from twostroke.rpc.convert import hashes_from_bytes

@@ -19,6 +19,7 @@ import msgpack
 import pytest
 
 from router.addresses import bind_listener
+from router.branches import BRANCHES
 from router.metrics import RouterMetrics
 from router.server import RouterServer
 from tests.unit.router.conftest import ByteText, InlinePreparer, ScriptedDispatcher
@@ -188,7 +189,9 @@ async def test_other_routers_may_dial_it_where_it_says_that_they_reach_it(
     told = config(fleet_address="", served_model_name="toy", cluster_token="secret", peer_host="203.0.113.9")
     dispatcher = ScriptedDispatcher()
     text = InlinePreparer(ByteText())
-    server = RouterServer(told, dispatcher, text, RouterMetrics(), router_id="r", recorder=dispatcher.recorder)
+    server = RouterServer(
+        told, dispatcher, text, RouterMetrics(), router_id="r", recorder=dispatcher.recorder, branches=BRANCHES
+    )
     async with server.serving(), grpc.aio.insecure_channel(server.addresses.admin) as channel:
         nonce, address = bytes(16), f"{dialled}:{server.peer_address.rpartition(':')[2]}"
         opening = msgpack.packb([nonce, address, prove("secret", "caller", nonce, address)])

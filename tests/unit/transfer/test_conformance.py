@@ -240,7 +240,7 @@ async def test_a_frozen_peer_expires_and_after_the_fence_no_byte_changes(
         assert result.outcome is ReadOutcome.DONE
         return
     assert result.outcome is ReadOutcome.EXPIRED
-    assert 1.0 <= time.monotonic() - started < 10.0
+    assert 1.0 <= time.monotonic() - started < 60.0
     for other in queued:
         assert (await reader.transport.wait(other)).outcome is ReadOutcome.EXPIRED
     for each in (transfer, *queued):

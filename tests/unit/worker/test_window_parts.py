@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.unit.worker.callers import router_to
+import contextlib
+
+from tests.unit.worker.callers import Puller, router_to
 from tests.unit.worker.pins.test_pins import pin_of, pins_at
 from tests.unit.worker.rig import BLOCK, PAGE_BYTES, VOCAB, Running, decode, eventually, prefill, prompt_of
 from tests.unit.worker.services.test_fetch import fetch
@@ -42,6 +44,13 @@ async def test_a_pull_brings_all_pages_and_the_last_window_parts() -> None:
         assert warm.tokens == fresh.tokens
         assert warm.last.local_tokens == BLOCKS * BLOCK
         assert warm.last.cached_tokens == BLOCKS * BLOCK
+
+
+async def test_a_pull_of_a_window_part_that_no_sequence_keeps_ends_with_an_error() -> None:
+    async with prefill(model=WINDOWED) as source, contextlib.aclosing(Puller(source.info)) as puller:
+        call = puller.pull(PROMPT[: BLOCKS * BLOCK], wanted=[0, BLOCKS - 1], group=GroupKind.FURTHER)
+        assert "not kept in page group 1" in (await puller.refusal(call)).message
+        assert source.is_idle
 
 
 async def test_where_pages_reach_deeper_than_window_parts_only_parts_are_computed_again() -> None:

@@ -170,9 +170,18 @@ class FurtherGroup(GroupPool):
         """Number of last blocks of a prefix whose pages here a sequence needs to continue."""
 
     @abc.abstractmethod
-    def depth(self, hashes: Sequence[BlockHash], most: int) -> int:
+    def depth(self, hashes: Sequence[BlockHash], most: int, has: Callable[[BlockHash], bool] | None = None) -> int:
         """Returns after how many of these blocks a sequence can continue. The first group has the pages of `most` of
         them. O(blocks).
+
+        `has` tells whether this group has its page of a block. None: where it is here.
+        """
+
+    @abc.abstractmethod
+    def share(self, block_hash: BlockHash) -> PageId | None:
+        """Holds the page of a block, whose page in the first group the caller holds, as far as there is room.
+
+        It is arriving where it is not here. `unshare` releases it.
         """
 
     @abc.abstractmethod

@@ -58,8 +58,9 @@ class WindowGroup(FurtherGroup):
     def tail_blocks(self) -> int:
         return self.shape.tail_blocks
 
-    def depth(self, hashes: Sequence[BlockHash], most: int) -> int:
-        return deepest(most, self.shape.tail_blocks, lambda block: self.find(hashes[block]) is not None)
+    def depth(self, hashes: Sequence[BlockHash], most: int, has: Callable[[BlockHash], bool] | None = None) -> int:
+        is_here = has or (lambda block_hash: self.find(block_hash) is not None)
+        return deepest(most, self.shape.tail_blocks, lambda block: is_here(hashes[block]))
 
     # Committed slots
 
@@ -127,15 +128,20 @@ class WindowGroup(FurtherGroup):
                 self.commit(1)
         return shared
 
+    def share(self, block_hash: BlockHash) -> PageId | None:
+        slot = self.take(block_hash) if self.has_room(1) else None
+        if slot is not None:
+            self.commit(1)
+        return slot
+
     def share_last(self, hashes: Sequence[BlockHash]) -> dict[int, PageId]:
         """Holds the parts of the last blocks of this chain, as far as there is room."""
         shared: dict[int, PageId] = {}
         for block in reversed(self.shape.tail(len(hashes))):
-            slot = self.take(hashes[block]) if self.has_room(1) else None
+            slot = self.share(hashes[block])
             if slot is None:
                 break
             shared[block] = slot
-            self.commit(1)
         return shared
 
     def unshare(self, slots: Collection[PageId]) -> None:

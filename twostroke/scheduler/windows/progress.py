@@ -35,7 +35,7 @@ class WindowProgress:
         step_tokens: int,
         loaded_depth: Callable[[ListOf[BlockHash]], int],
     ) -> None:
-        """`loaded_depth` returns after how many blocks a sequence continues once lower tiers have brought theirs."""
+        """`loaded_depth` returns after how many blocks a sequence continues once suppliers here have brought theirs."""
         self._pool = pool
         self._windows = windows
         self._loaded_depth = loaded_depth

@@ -1,7 +1,7 @@
 """The pages of a worker in the form of the workers that pull them: converted and digested on a thread when asked for.
 
 A page is converted once for all pulls. The result lies under the same page number in a separate memory. So a converted
-page exists as long as its original is pinned, and no pull waits for a free page. Readers see a changed generation as
+page exists as long as its original is held, and no pull waits for a free page. Readers see a changed generation as
 they do with originals.
 """
 
@@ -76,7 +76,7 @@ class ConvertedPages:
         return Way(self._memory.page_bytes, converter.page_s, converter.wait_s, wanted - known)
 
     async def of(self, pages: Sequence[PageId]) -> list[tuple[int, bytes]]:
-        """Returns (generation, digest) of the converted pages; the originals are filled and pinned until this returns.
+        """Returns (generation, digest) of the converted pages; the originals are filled and held until this returns.
 
         A caller that is cancelled leaves the conversion to others that wait for it.
         """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from twostroke.base.errors import Overloaded, PinRefused
 from twostroke.base.fault_points import Point, reach
 from twostroke.base.ids import PinId, RequestId
-from twostroke.kv_cache.pins import Pin, PinLimits, PinTable, pin_id_of
+from twostroke.kv_cache.pins.pin_table import Pin, PinLimits, PinTable, pin_id_of
 from twostroke.request import Attempt, CacheHint
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.sequence import Sequence, building

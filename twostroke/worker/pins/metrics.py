@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from twostroke.kv_cache.pins import PinHits, PinTable
+from twostroke.kv_cache.pins.pin_table import PinHits, PinTable
 
 REFUSALS = ("pin_cap", "pin_tenant_cap", "max_bytes", "expires_s", "pins")
 """Caps that refuse a pin."""

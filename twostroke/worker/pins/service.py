@@ -8,7 +8,7 @@ import grpc.aio
 
 from twostroke.base.errors import InvalidRequest
 from twostroke.base.ids import PinId
-from twostroke.kv_cache.pins import Pin, pin_id_of
+from twostroke.kv_cache.pins.pin_table import Pin, pin_id_of
 from twostroke.rpc.pins import pin_from_message
 from twostroke.rpc.v1 import pins_pb2, pins_pb2_grpc
 from twostroke.worker.branches import BranchHost

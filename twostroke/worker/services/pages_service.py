@@ -1,6 +1,6 @@
 """The Pages service serves Pull: cached blocks at once, and missing ones as soon as the role has computed them.
 
-The open call is the lease: announced pages stay pinned until it ends, however it ends. A heartbeat is sent while it is
+The open call is the lease: announced pages stay held until it ends, however it ends. A heartbeat is sent while it is
 open, so that a puller can tell a long queue from a dead source. Fetch asks this worker to pull from another one.
 """
 
@@ -89,7 +89,7 @@ class ServedPages(Protocol):
         """How to reach them, best first."""
 
     async def of(self, pages: Sequence[PageId]) -> list[tuple[int, bytes]]:
-        """Returns (generation, digest) of pages that are filled and pinned until this returns."""
+        """Returns (generation, digest) of pages that are filled and held until this returns."""
 
 
 class KnownDigests:
@@ -107,7 +107,7 @@ class KnownDigests:
         return self._memory.page_bytes
 
     async def of(self, pages: Sequence[PageId]) -> list[tuple[int, bytes]]:
-        """Returns (generation, digest) of pages that are filled and pinned until this returns."""
+        """Returns (generation, digest) of pages that are filled and held until this returns."""
         generations = [self._memory.generation(page) for page in pages]
         found = [self._known.get(page) for page in pages]
         unknown = [
@@ -243,7 +243,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         await self._until_cancelled()
 
     async def _until_cancelled(self) -> None:
-        """Waits for the end of the call; the pages stay pinned until then."""
+        """Waits for the end of the call; the pages stay held until then."""
         await asyncio.get_running_loop().create_future()
 
     async def _message(

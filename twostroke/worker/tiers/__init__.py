@@ -3,9 +3,11 @@
 branch       what the tiers give a worker
 opening      memory is claimed, the folder on disk is locked and read
 group_tiers  the tiers of all page groups
-page_tiers   the tiers of one page group: what the pool tells them, what they announce
+page_tiers   the tiers of one page group, as loads see them
+changes      what changes on tiers, for event log and metrics
 host_tier    pages in host memory
-disk_tier    pages on disk, written on a thread of its own
+disk_tier    pages on disk
+disk_writer  writes pages to disk on a thread of its own
 copies       pages that go down
 loads        pages that come back: the tiers as suppliers of blocks
 reader       reads pages on a thread, and checks every one

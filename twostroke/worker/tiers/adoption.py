@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Final, TypeAlias
 
+from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.tiers.folders import (
     LeftFolder,
     ScannedSegment,
@@ -62,7 +63,7 @@ async def adopt_left(
             left = await off_loop(look.run)
         except OSError as error:
             look.give_up()
-            tiers.failed(error)
+            tiers.failed(Tier.DISK, error)
             return
         except BaseException:
             look.give_up()

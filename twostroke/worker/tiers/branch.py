@@ -11,8 +11,6 @@ from twostroke.engine.backends.built import BuiltEngine
 from twostroke.engine.loop import EngineThread
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.parts import GroupKind
-from twostroke.kv_cache.tier import Tier
-from twostroke.rpc.events import tier_to_message
 from twostroke.rpc.v1 import control_pb2
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.worker.branches import Branch, BranchHost
@@ -23,7 +21,7 @@ from twostroke.worker.tiers.copies.eviction_copies import EvictionCopies
 from twostroke.worker.tiers.group_tiers import GroupTiers
 from twostroke.worker.tiers.loads.prefetch import Prefetch
 from twostroke.worker.tiers.loads.tier_loads import TierLoads
-from twostroke.worker.tiers.metrics import TierMetrics, TierUse
+from twostroke.worker.tiers.metrics import TierMetrics, tier_rates
 from twostroke.worker.tiers.opening import open_tiers
 from twostroke.worker.tiers.page_tiers import PageTiers
 
@@ -32,8 +30,8 @@ class _Listener:
     """Passes changes of the blocks of one group to its tiers."""
 
     def __init__(self, own: PageTiers, tiers: GroupTiers) -> None:
-        self.stored = own.saw
-        self.evicting = own.evicting
+        self.stored = own.offload.saw
+        self.evicting = own.offload.evicting
         self._tiers = tiers
 
     def removed(self, name: BlockHash) -> None:
@@ -78,12 +76,11 @@ class Tiers(Branch):
         super().__init__(host)
         self.tiers = tiers
         full, pool, block_size = tiers.full, host.pool, host.facts.block_size
-        self.gate = self.copies = EvictionCopies(full, pool, host.memory, host.wake, self._loaded_depth)
+        self.gate = self.copies = EvictionCopies(full.offload, pool, host.memory, host.wake, self._loaded_depth)
         self.loads = TierLoads(
-            full,
+            tiers.groups,
             pool,
             block_size,
-            window_tiers=tiers.windows,
             new_session=host.new_session,
             compute_s=host.compute_s,
             wake=host.wake,
@@ -108,20 +105,10 @@ class Tiers(Branch):
         await self.tiers.wait_idle()
 
     def add_to_load(self, load: control_pb2.Load) -> None:
-        load.tiers.extend(_rate(tier, use) for tier, use in self.tiers.uses().items() if use.is_up)
+        load.tiers.extend(tier_rates(self.tiers.uses()))
 
     def forget_cached(self) -> int:
         return self.tiers.forget_all()
 
     def _loaded_depth(self, hashes: Sequence[BlockHash]) -> int:
         return self.loads.for_sequences.depth(hashes)
-
-
-def _rate(tier: Tier, use: TierUse) -> control_pb2.TierRate:
-    return control_pb2.TierRate(
-        tier=tier_to_message(tier),
-        page_s=use.page_s,
-        blocks=use.blocks,
-        used_bytes=use.used_bytes,
-        capacity_bytes=use.most_bytes,
-    )

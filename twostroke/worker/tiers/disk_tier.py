@@ -1,56 +1,57 @@
 """The disk tier: pages in segment files, written by a thread of its own.
 
 The event loop owns the store: it reserves a place, lets the writer thread fill it, and makes the record findable once
-it is written. What is written was copied before, so that a slow disk holds no page of the pool. An error of the disk is
-told to the listener, who turns the tier off.
+it is written. What is written was copied before, so that a slow disk holds no page of the pool.
+
+Writing has a budget. A block that was wanted again may use all of it, one that was seen once has a quarter.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from twostroke.base.fault_points import Point, reach
-from twostroke.base.ids import BlockHash
+from twostroke.base.ids import BlockHash, PageId
+from twostroke.kv_cache.memory import PageMemory, Pages
+from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.tiers.byte_budget import WriteBudget
-from twostroke.kv_cache.tiers.disk_store import (
-    LEAST_RECORDS,
-    DiskStore,
-    ReclaimedRecord,
-    RecordPlace,
-    RecordReservation,
-)
+from twostroke.kv_cache.tiers.disk_store import DiskStore, ReclaimedRecord, RecordPlace
 from twostroke.kv_cache.tiers.files import AlignedBuffer, SegmentFiles
 from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder
-from twostroke.kv_cache.tiers.record import DEAD, HEADER_BYTES, SECTOR, RecordFormat, RecordHeader
+from twostroke.kv_cache.tiers.record import RecordFormat
+from twostroke.kv_cache.tiers.sightings import Sightings
 from twostroke.transfer.base import digest
-from twostroke.transfer.copy_threads import CopyThreads
 from twostroke.worker.measured.page_time import PageTime
-from twostroke.worker.tiers.reader import DamagedPage, MissingPage, PageRead
+from twostroke.worker.tiers.changes import TierChanges
+from twostroke.worker.tiers.copies.copy_target import CopyTarget
+from twostroke.worker.tiers.disk_writer import DiskWriter, PageWrite
+from twostroke.worker.tiers.metrics import TierUse
+from twostroke.worker.tiers.reader import DamagedPage, MissingPage, PageRead, TierReaders
 
 log = logging.getLogger(__name__)
+
+STAGING_BYTES = 64 << 20
+"""Memory for pages that wait to be written to disk."""
+MOST_STAGED = 64
+SECOND_SIGHT = 2
+"""Sightings from which on a block has been wanted again."""
 
 
 class DiskListener(Protocol):
     """Called on the event loop."""
 
-    def reclaimed(self, record: ReclaimedRecord) -> None:
-        """Called with each block that has gone with its segment."""
-
-    def written(self, block_hash: BlockHash) -> None:
-        """Called with a block that can be loaded from now on."""
-
     def damaged(self, block_hash: BlockHash) -> None:
         """Called with a block whose bytes were not what they had been when its digest was made."""
 
-    def failed(self, error: BaseException) -> None:
+    def failed(self, tier: Tier, error: BaseException) -> None:
         """Called when the disk has failed."""
 
 
@@ -64,54 +65,77 @@ class OpenedDisk:
     found: Sequence[ScannedSegment]
     """Segments of its folder, oldest first."""
     page_time: PageTime
-    is_full: bool = False
-    """The disk had no room for a record: the tier keeps to what its segments take."""
-
-    def most_bytes(self, wanted_bytes: int) -> int:
-        """Returns the bytes that the tier may take, if so many are wanted."""
-        if not self.is_full:
-            return wanted_bytes
-        records = sum(len(segment.records) for segment in self.found)
-        return min(wanted_bytes, max(records, LEAST_RECORDS) * self.form.record_bytes)
+    most_bytes: int
+    write_bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class PageWrite:
-    """A page to be written. Nobody changes its bytes until `done` is called."""
+class DiskParts:
+    """What a disk tier is made of."""
 
-    block_hash: BlockHash
-    parent: BlockHash
-    data: memoryview
-    digest: bytes
-    done: Callable[[], None]
+    files: SegmentFiles
+    store: DiskStore
+    budget: WriteBudget
+    writer: DiskWriter
+    readers: TierReaders[RecordPlace]
+    staging: PageMemory
+    """Pages that wait to be written."""
 
 
 class DiskTier:
-    def __init__(
-        self, opened: OpenedDisk, listener: DiskListener, *, most_bytes: int, write_bytes_per_s: float
-    ) -> None:
-        self.files, self.form = opened.files, opened.form
-        self.page_time = opened.page_time
-        self._folders = [opened.own]
-        self._listener = listener
-        self._budget = WriteBudget(write_bytes_per_s, self.form.record_bytes)
-        self.store = DiskStore(self.form, opened.most_bytes(most_bytes), opened.own.next_segment, listener.reclaimed)
+    tier = Tier.DISK
+
+    def __init__(self, parts: DiskParts, changes: TierChanges, clock: Callable[[], float] = time.monotonic) -> None:
+        self.files, self.form = parts.files, parts.store.form
+        self.readers, self.store = parts.readers, parts.store
+        self._budget = parts.budget
+        self._writer = parts.writer
+        self._staging = parts.staging
+        self._staged = [PageId(page) for page in range(parts.staging.pages)]
+        """Pages of the staging memory that are free."""
+        self._changes = changes
+        self._clock = clock
+        self._sightings = Sightings()
+        self._listener: DiskListener | None = None
+        self._folders: list[SegmentFolder] = []
         self._writing: dict[BlockHash, PageWrite] = {}
         """Pages on their way that are still wanted."""
         self.writes = 0
         """Pages on their way, wanted or not."""
         self._left: list[Path] = []
         """Files that are left to the next worker."""
-        self._buffer = AlignedBuffer(self.form.record_bytes)
-        self._writer = CopyThreads("tier-write", [self._buffer.view])
-        self.adopt(opened.found)
+        self._is_off = False
 
-    def adopt(self, found: Sequence[ScannedSegment], folder: SegmentFolder | None = None) -> list[BlockHash]:
-        """Takes in segments, and their folder if it is a dead worker's; returns the blocks that are new here."""
-        if folder is not None:
-            self._folders.append(folder)
-        blocks, useless = self.store.adopt(found, time.monotonic())
-        self._remove(useless)
+    @classmethod
+    def of(cls, opened: OpenedDisk, pool_memory: Pages, changes: TierChanges) -> DiskTier:
+        """Starts the threads of a disk that was opened, and takes in what was found there."""
+        form, files = opened.form, opened.files
+
+        def reclaimed(record: ReclaimedRecord) -> None:
+            changes.aged(Tier.DISK, record.block_hash, record.age_s)
+
+        parts = DiskParts(
+            files,
+            DiskStore(form, opened.most_bytes, opened.own.next_segment, reclaimed),
+            WriteBudget(opened.write_bytes_per_s, form.record_bytes),
+            DiskWriter(files, form),
+            TierReaders.of("tier-disk", lambda: DiskFetcher(files, form), pool_memory, opened.page_time),
+            PageMemory(staged_pages(form.page_bytes), form.page_bytes),
+        )
+        parts.staging.map_in()
+        disk = cls(parts, changes)
+        disk.adopt(opened.found, opened.own)
+        return disk
+
+    def report_to(self, listener: DiskListener) -> None:
+        """Tells this listener of failures from now on."""
+        self._listener = listener
+
+    def adopt(self, found: Sequence[ScannedSegment], folder: SegmentFolder) -> list[BlockHash]:
+        """Takes in segments and their folder, the own one first; returns the blocks that are new here."""
+        self._folders.append(folder)
+        blocks, useless = self.store.adopt(found, self._clock())
+        self._writer.remove(useless)
         return blocks
 
     @property
@@ -123,81 +147,77 @@ class DiskTier:
         for folder in list(self._folders):
             folder.touch()
 
-    def is_known(self, block_hash: BlockHash) -> bool:
+    @property
+    def room(self) -> int:
+        """Blocks that it can take at once."""
+        return len(self._staged)
+
+    def __iter__(self) -> Iterator[BlockHash]:
+        return iter(self.store)
+
+    def use(self) -> TierUse:
+        store = self.store
+        return TierUse(store.used_bytes, store.most_bytes, len(store), self.readers.page_time.seconds)
+
+    def find(self, block_hash: BlockHash) -> RecordPlace | None:
+        return self.store.find(block_hash)
+
+    def keeps(self, block_hash: BlockHash) -> bool:
         """Tells whether a block is on disk or on its way there."""
         return block_hash in self.store or block_hash in self._writing
 
-    def is_within_budget(self, *, wanted_again: bool) -> bool:
-        """Takes one page from the budget of written bytes, if it has room for such a page."""
-        return self._budget.take_page(time.monotonic(), wanted_again=wanted_again)
+    def hit(self, block_hash: BlockHash) -> None:
+        """Notes that a page came up and was of use."""
+        self.store.hit(block_hash)
+
+    def hold(self, places: Sequence[RecordPlace]) -> Callable[[], None]:
+        """Holds nothing: a record that goes while it is read is found missing."""
+        return lambda: None
+
+    # Writing
+
+    def saw(self, block_hash: BlockHash) -> None:
+        """Notes that a block was filled, or found by a request."""
+        self._sightings.saw(block_hash)
+
+    def takes(self, block_hash: BlockHash) -> bool:
+        """Tells whether a page is to be written now, and takes its bytes from the budget."""
+        if self._is_off or self.keeps(block_hash):
+            return False
+        if not self._staged or self.writes >= self._staging.pages or not self.store.has_room():
+            self._changes.metrics.skipped(Tier.DISK, "busy")
+            return False
+        wanted_again = self._sightings.count(block_hash) >= SECOND_SIGHT
+        if not self._budget.take_page(self._clock(), wanted_again=wanted_again):
+            self._changes.metrics.skipped(Tier.DISK, "budget")
+            return False
+        return True
+
+    def target(self, block_hash: BlockHash, parent: BlockHash) -> CopyTarget | None:
+        """Takes a staging page, from which the block is written; returns None if it is not to be written now."""
+        if not self.takes(block_hash):
+            return None
+        own = self._staged.pop()
+        page, done = self._staging.page(own), functools.partial(self._staged.append, own)
+
+        def commit(known: bytes) -> None:
+            if not self._is_off and not self.keeps(block_hash) and self.store.has_room():
+                self.write(PageWrite(block_hash, parent, page.data, known, done))
+            else:
+                done()
+
+        return CopyTarget(page, commit, done)
 
     def write(self, page: PageWrite) -> None:
-        """Lets the writer thread write a page that is not known yet, and for which the store has room."""
+        """Lets the writer thread write a page that it `takes`."""
         reach(Point.TIER_WRITING)
         self._writing[page.block_hash] = page
         self.writes += 1
-        reservation = self.store.reserve(time.monotonic())
+        reservation = self.store.reserve(self._clock())
         written: Future[None] = Future()
         loop = asyncio.get_running_loop()
         written.add_done_callback(lambda each: loop.call_soon_threadsafe(self._written, page, reservation.place, each))
-        self._writer.submit(lambda record: self._write(record, page, reservation), written)
-
-    def bury(self, block_hash: BlockHash) -> bool:
-        """Forgets all records of a block for good, also over a restart; returns whether it was here."""
-        self._writing.pop(block_hash, None)
-        was_here = block_hash in self.store
-        for place in self.store.drop(block_hash):
-            self._bury_later(place)
-        return was_here
-
-    def forget_all(self) -> None:
-        """Removes every record and every file, also those that were left."""
-        self._writing.clear()
-        self._remove([*self._left, *self.store.forget_all()])
-        self._left.clear()
-
-    def leave(self) -> None:
-        """Forgets every record, and leaves the files to the next worker."""
-        self._left += self.store.forget_all()
-
-    async def wait_idle(self) -> None:
-        """Waits for the writes under way."""
-        idle: Future[None] = Future()
-        self._writer.submit(lambda _: None, idle)
-        await asyncio.wrap_future(idle)
-        await asyncio.sleep(0)  # the last write's callback runs
-
-    def close(self) -> None:
-        """Ends the thread and leaves the folders to a successor; blocks until the writes under way have ended."""
-        self._writer.close()
-        self._buffer.close()
-        for folder in self._folders:
-            folder.close()
-
-    # On the writer thread
-
-    def _write(self, record: memoryview, page: PageWrite, reservation: RecordReservation) -> None:
-        for path in reservation.reclaimed:
-            self.files.remove(path)
-        body, place = self.form.page_of(record), reservation.place
-        body[:] = page.data
-        is_intact = digest(body) == page.digest
-        header = RecordHeader(page.block_hash, page.parent, page.digest) if is_intact else DEAD
-        record[:HEADER_BYTES] = self.form.pack(header)
-        with self.files.writing(place.path) as file:
-            file.write(record, place.offset)
-        if not is_intact:
-            raise DamagedPage(f"block {page.block_hash.hex()} changed in memory")
-
-    def _bury(self, record: memoryview, place: RecordPlace) -> None:
-        """Marks a record as dead, unless its segment has gone: no file is made for it."""
-        sector = record[:SECTOR]
-        sector[:HEADER_BYTES] = self.form.pack(DEAD)
-        with contextlib.suppress(FileNotFoundError), self.files.changing(place.path) as file:
-            file.write(sector, place.offset)
-            file.sync()
-
-    # On the event loop
+        self._writer.write(page, reservation, written)
 
     def _written(self, page: PageWrite, place: RecordPlace, written: Future[None]) -> None:
         self.writes -= 1
@@ -210,42 +230,67 @@ class DiskTier:
             self._not_written(page, error)
         elif not is_wanted:
             if self.store.abandon(place):
-                self._bury_later(place)
-        elif self.store.commit(page.block_hash, place, time.monotonic()):
+                self._writer.bury(place)
+        elif self.store.commit(page.block_hash, place, self._clock()):
             reach(Point.TIER_WRITTEN)
-            self._listener.written(page.block_hash)
+            self._changes.wrote(Tier.DISK, page.block_hash, self.form.record_bytes)
 
     def _not_written(self, page: PageWrite, error: BaseException) -> None:
+        assert self._listener is not None, "it belongs to a worker"
         if isinstance(error, DamagedPage):
             self._listener.damaged(page.block_hash)
         else:
-            self._listener.failed(error)
+            self._listener.failed(Tier.DISK, error)
 
-    def _bury_later(self, place: RecordPlace) -> None:
-        self._in_background(lambda record: self._bury(record, place))
+    # Forgetting
 
-    def _remove(self, paths: Sequence[Path]) -> None:
-        for path in paths:
-            self._in_background(lambda _, path=path: self.files.remove(path))  # type: ignore[misc]  # bound now
+    def drop(self, block_hash: BlockHash) -> bool:
+        """Forgets all records of a block for good, also over a restart; returns whether it was here."""
+        self._writing.pop(block_hash, None)
+        was_here = block_hash in self.store
+        for place in self.store.drop(block_hash):
+            self._writer.bury(place)
+        return was_here
 
-    def _in_background(self, job: Callable[[memoryview], None]) -> None:
-        done: Future[None] = Future()
-        done.add_done_callback(_log_failure)
-        self._writer.submit(job, done)
+    def forget_all(self) -> list[BlockHash]:
+        """Removes every record and every file, also those that were left. The log tells of files that stay."""
+        blocks = list(self.store)
+        self._writing.clear()
+        self._writer.remove([*self._left, *self.store.forget_all()])
+        self._left.clear()
+        return blocks
+
+    def turn_off(self, reason: str) -> list[BlockHash]:
+        """Forgets every record, and leaves the files to the next worker."""
+        log.warning("disk tier turned off reason=%s folder=%s", reason, self.folder)
+        blocks, self._is_off = list(self.store), True
+        self._left += self.store.forget_all()
+        return blocks
+
+    async def wait_idle(self) -> None:
+        await asyncio.wrap_future(self._writer.idle())
+        await asyncio.sleep(0)  # the last write's callback runs
+
+    def close(self) -> None:
+        """Ends the threads and leaves the folders to a successor; blocks until the writes under way have ended."""
+        self.readers.close()
+        self._writer.close()
+        for folder in self._folders:
+            folder.close()
+        self._staging.close()
 
 
-def _log_failure(done: Future[None]) -> None:
-    error = done.exception()
-    if error is not None:
-        log.warning("disk tier cannot change a file error=%r", error)
+def staged_pages(page_bytes: int) -> int:
+    """Returns how many pages of this size may wait to be written."""
+    return max(4, min(MOST_STAGED, STAGING_BYTES // page_bytes))
 
 
 class DiskFetcher:
     """Reads records into a buffer of its own and checks them there."""
 
-    def __init__(self, disk: DiskTier) -> None:
-        self._files, self._form = disk.files, disk.form
-        self._buffer = AlignedBuffer(disk.form.record_bytes)
+    def __init__(self, files: SegmentFiles, form: RecordFormat) -> None:
+        self._files, self._form = files, form
+        self._buffer = AlignedBuffer(form.record_bytes)
 
     def fetch(self, read: PageRead[RecordPlace]) -> memoryview:
         form, buffer = self._form, self._buffer.view

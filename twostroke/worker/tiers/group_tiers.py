@@ -1,4 +1,4 @@
-"""The tiers of all page groups of a worker: those of pages, and of window parts where these lie apart.
+"""The tiers of all page groups of a worker.
 
 Each group has host memory and a folder on disk of its own, and a share of what the settings give, as in the pool.
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 
 from twostroke.kv_cache.events import EventLog
+from twostroke.kv_cache.parts import GroupKind
 from twostroke.kv_cache.tier import Tier
 from twostroke.worker.tiers.adoption import adopt_left
 from twostroke.worker.tiers.metrics import TierMetrics, TierUse
@@ -18,14 +19,13 @@ from twostroke.worker.tiers.page_tiers import PageTiers
 
 @dataclass(frozen=True, slots=True)
 class GroupTiers:
-    full: PageTiers
-    """Tiers of the pages of the first group."""
-    windows: PageTiers | None = None
-    """Tiers of window parts; None where pages hold what all layers keep."""
+    groups: tuple[PageTiers, ...]
+    """Tiers of each group, in the order of `parts.GroupKind`."""
 
     @property
-    def groups(self) -> tuple[PageTiers, ...]:
-        return (self.full,) if self.windows is None else (self.full, self.windows)
+    def full(self) -> PageTiers:
+        """The tiers of the first group."""
+        return self.groups[GroupKind.FULL]
 
     def begin_epoch(self, log: EventLog) -> None:
         """Announces what the tiers hold in a new epoch's log."""
@@ -41,16 +41,14 @@ class GroupTiers:
     def uses(self) -> Mapping[Tier, TierUse]:
         """Returns the use of every tier that the worker was started with, all groups together."""
         uses = self.full.uses()
-        if self.windows is None:
-            return uses
-        parts = self.windows.uses()
-        return {tier: use.with_parts(parts[tier]) for tier, use in uses.items()}
+        for group in self.groups[1:]:
+            further = group.uses()
+            uses = {tier: use.with_group(further[tier]) for tier, use in uses.items()}
+        return uses
 
     def forget_all(self) -> int:
-        """Forgets every part of every block, and removes the files; returns how many blocks had a page."""
-        if self.windows is not None:
-            self.windows.forget_all()
-        return self.full.forget_all()
+        """Forgets all parts of all blocks, and removes the files; returns how many pages the first group had."""
+        return [tiers.forget_all() for tiers in self.groups][GroupKind.FULL]
 
     def adopting(self, changed: Callable[[], None]) -> Iterator[Coroutine[None, None, None]]:
         """Yields the work of taking in what dead workers left, of each group: see `adopt_left`."""

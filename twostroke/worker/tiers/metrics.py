@@ -10,6 +10,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from twostroke.kv_cache.tier import Tier
+from twostroke.rpc.events import tier_to_message
+from twostroke.rpc.v1 import control_pb2
 
 AGE_BUCKETS_S = (1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0, 604800.0)
 
@@ -27,14 +29,30 @@ class TierUse:
     is_up: bool = True
     """False where it has been turned off."""
 
-    def with_parts(self, parts: TierUse) -> TierUse:
-        """Returns the use of a tier whose window parts of blocks are kept apart from the pages."""
-        used_bytes, most_bytes = self.used_bytes + parts.used_bytes, self.most_bytes + parts.most_bytes
-        return TierUse(used_bytes, most_bytes, self.blocks, self.page_s, self.is_up and parts.is_up)
+    def with_group(self, other: TierUse) -> TierUse:
+        """Returns the use of a tier by two page groups; blocks are counted by the first one."""
+        used_bytes, most_bytes = self.used_bytes + other.used_bytes, self.most_bytes + other.most_bytes
+        return TierUse(used_bytes, most_bytes, self.blocks, self.page_s, self.is_up and other.is_up)
 
 
 Uses = Callable[[], Mapping[Tier, TierUse]]
 """Returns the use of every tier that the worker was started with."""
+
+
+def tier_rates(uses: Mapping[Tier, TierUse]) -> list[control_pb2.TierRate]:
+    """Returns what a worker reports of the tiers that it uses."""
+    return [
+        control_pb2.TierRate(
+            tier=tier_to_message(tier),
+            page_s=use.page_s,
+            blocks=use.blocks,
+            used_bytes=use.used_bytes,
+            capacity_bytes=use.most_bytes,
+        )
+        for tier, use in uses.items()
+        if use.is_up
+    ]
+
 
 GAUGES: Mapping[str, tuple[str, Callable[[TierUse], float]]] = {
     "bytes": ("Bytes that the tier takes.", lambda use: use.used_bytes),

@@ -17,6 +17,7 @@ from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.kv_cache.parts import GroupKind
 from twostroke.kv_cache.pool_size import enough_pages
+from twostroke.kv_cache.tiers.disk_store import LEAST_RECORDS
 from twostroke.kv_cache.tiers.files import SegmentFiles
 from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder, claim_own, make_private, model_folder
 from twostroke.kv_cache.tiers.record import RecordFormat, identity_of
@@ -24,8 +25,10 @@ from twostroke.kv_cache.tiers.trust import check_root
 from twostroke.models.catalog.places import cache_dir
 from twostroke.transfer.copy_threads import CopyThreads
 from twostroke.worker.measured.page_time import PageTime
-from twostroke.worker.tiers.disk_tier import OpenedDisk
+from twostroke.worker.tiers.changes import TierChanges
+from twostroke.worker.tiers.disk_tier import DiskTier, OpenedDisk
 from twostroke.worker.tiers.group_tiers import GroupTiers
+from twostroke.worker.tiers.host_tier import HostTier
 from twostroke.worker.tiers.page_tiers import PageTiers
 
 log = logging.getLogger(__name__)
@@ -43,14 +46,15 @@ def open_tiers(config: WorkerConfig, facts: LoadedModel, pool_memory: Pages) -> 
 
     Raises ConfigError for what cannot be; a disk in trouble is left out, with a warning.
     """
-    full = _open_group(GroupKind.FULL, config, facts, pool_memory)
-    if not facts.further:
-        return GroupTiers(full)
+    opened: list[PageTiers] = []
     try:
-        return GroupTiers(full, _open_group(GroupKind.FURTHER, config, facts, pool_memory))
+        for number in range(len(facts.layout.regions)):
+            opened.append(_open_group(GroupKind(number), config, facts, pool_memory))
     except BaseException:
-        full.close_now()
+        for tiers in opened:
+            tiers.close_now()
         raise
+    return GroupTiers(tuple(opened))
 
 
 def _open_group(group: GroupKind, config: WorkerConfig, facts: LoadedModel, pool_memory: Pages) -> PageTiers:
@@ -58,19 +62,26 @@ def _open_group(group: GroupKind, config: WorkerConfig, facts: LoadedModel, pool
     opened = open_disk(cache, config.worker_id, facts, group=group) if cache.disk_cache_bytes else None
     try:
         host_memory = _host_memory(cache, facts.layout.page_sizes[group]) if cache.host_cache_bytes else None
-        return PageTiers(
-            pool_memory,
-            host_memory,
-            opened,
-            wants_disk=cache.disk_cache_bytes > 0,
-            disk_bytes=cache.disk_cache_bytes,
-            write_bytes_per_s=cache.disk_write_mb_s * 1e6,
-            group=group,
-        )
+        return page_tiers_of(pool_memory, host_memory, opened, group=group, wants_disk=cache.disk_cache_bytes > 0)
     except BaseException:
         if opened is not None:
             opened.own.close()
         raise
+
+
+def page_tiers_of(
+    pool_memory: Pages,
+    host_memory: PageMemory | None,
+    opened: OpenedDisk | None,
+    *,
+    group: GroupKind = GroupKind.FULL,
+    wants_disk: bool,
+) -> PageTiers:
+    """Starts the threads of what was opened; `opened` is None although `wants_disk` where the disk is in trouble."""
+    changes = TierChanges(group)
+    disk = None if opened is None else DiskTier.of(opened, pool_memory, changes)
+    host = None if host_memory is None else HostTier.of(host_memory, pool_memory, changes, disk)
+    return PageTiers(pool_memory, host, disk, changes, wants_disk=wants_disk)
 
 
 def share_of(group: GroupKind, cache: CacheConfig, layout: PoolLayout) -> CacheConfig:
@@ -119,7 +130,14 @@ def open_disk(
     )  # fmt: skip
     if probed_s is None:
         log.warning("disk is full, the tier keeps to the room that it has folder=%s", own.path)
-    return OpenedDisk(files, form, own, found, page_time, is_full=probed_s is None)
+    most_bytes = cache.disk_cache_bytes if probed_s is not None else _room_on_full_disk(cache, found, form)
+    return OpenedDisk(files, form, own, found, page_time, most_bytes, cache.disk_write_mb_s * 1e6)
+
+
+def _room_on_full_disk(cache: CacheConfig, found: Sequence[ScannedSegment], form: RecordFormat) -> int:
+    """Returns the bytes that the tier may take where there is no room for a record: those of its segments."""
+    records = sum(len(segment.records) for segment in found)
+    return min(cache.disk_cache_bytes, max(records, LEAST_RECORDS) * form.record_bytes)
 
 
 def record_format(facts: LoadedModel, group: GroupKind) -> RecordFormat:

@@ -62,14 +62,14 @@ class ReadJob(Generic[Place]):
     """Pages that are read one after the other, and what has come of them so far."""
 
     def __init__(
-        self, reads: Sequence[PageRead[Place]], notify: Callable[[], None], window: PageAccess | None = None
+        self, reads: Sequence[PageRead[Place]], notify: Callable[[], None], access: PageAccess | None = None
     ) -> None:
         """`notify` is called on the reader's thread when there are results, once until these are taken.
 
-        `window` is where the pages go; None is the pool.
+        `access` is where the pages go; None is the pool.
         """
         self.reads = reads
-        self._window = window
+        self._access = access
         self._notify = notify
         self._lock = threading.Lock()
         self._is_given_up = False
@@ -101,16 +101,16 @@ class ReadJob(Generic[Place]):
     def is_given_up(self) -> bool:
         return self._is_given_up
 
-    def land(self, window: PageAccess, read: PageRead[Place], data: memoryview) -> None:
-        """Copies the bytes into their page, of the pool unless the job has a window, and unless it was given up."""
+    def land(self, access: PageAccess, read: PageRead[Place], data: memoryview) -> None:
+        """Copies the bytes into their page, of the pool unless the job has an access, and unless it was given up."""
         with self._lock:
             if self._is_given_up or self.is_left_out(read):
                 return
-            window = self._window or window
-            (landing,) = window.landing([read.page])
+            access = self._access or access
+            (landing,) = access.landing([read.page])
             landing[:] = data
-            window.landed()
-            window.synchronize()
+            access.landed()
+            access.synchronize()
             self._put(ReadResult(read))
 
     def failed(self, read: PageRead[Place], error: DamagedPage | MissingPage) -> None:
@@ -161,16 +161,16 @@ class BusyThreads:
 
 
 class ReaderThread(Generic[Place]):
-    """One thread of a tier, with a queue, a buffer and a window of its own."""
+    """One thread of a tier, with a queue, a buffer and an access of its own."""
 
     def __init__(
         self, name: str, fetcher: PageFetcher[Place], pool_memory: Pages, busy: BusyThreads, index: int
     ) -> None:
         self._fetcher = fetcher
-        self._window = pool_memory.access(1)
+        self._access = pool_memory.access(1)
         self._busy = busy
         self._index = index
-        self._threads = CopyThreads(f"{name}-{index}", [self._window])
+        self._threads = CopyThreads(f"{name}-{index}", [self._access])
         self.pending_pages = 0
         """Pages of jobs that have not ended. The event loop counts them."""
 
@@ -181,7 +181,7 @@ class ReaderThread(Generic[Place]):
 
     def start(self, job: ReadJob[Place], ended: Future[None]) -> None:
         """Reads the job's pages after those of earlier jobs; `ended` gets the error that ended it, if any."""
-        self._threads.submit(lambda window: self._run(job, window), ended)
+        self._threads.submit(lambda access: self._run(job, access), ended)
 
     def probe(self, read: PageRead[Place], took: Future[ReadTimes]) -> None:
         """Reads a page to nowhere; `took` gets the time, or the error."""
@@ -190,23 +190,23 @@ class ReaderThread(Generic[Place]):
     def close(self) -> None:
         """Ends the thread after the jobs that it has."""
         self._threads.close()
-        self._window.close()
+        self._access.close()
         self._fetcher.close()
 
-    def _run(self, job: ReadJob[Place], window: PageAccess) -> None:
+    def _run(self, job: ReadJob[Place], access: PageAccess) -> None:
         for read in job.reads:
             if job.is_given_up:
                 return
             if job.is_left_out(read):
                 continue
             try:
-                job.times = self._timed(functools.partial(self._bring, job, window, read), job.times)
+                job.times = self._timed(functools.partial(self._bring, job, access, read), job.times)
             except MissingPage as error:
                 job.failed(read, error)
 
-    def _bring(self, job: ReadJob[Place], window: PageAccess, read: PageRead[Place]) -> None:
+    def _bring(self, job: ReadJob[Place], access: PageAccess, read: PageRead[Place]) -> None:
         try:
-            job.land(window, read, self._fetcher.fetch(read))
+            job.land(access, read, self._fetcher.fetch(read))
         except DamagedPage as error:
             job.failed(read, error)
 
@@ -224,34 +224,56 @@ class ReaderThread(Generic[Place]):
 
 
 class TierReaders(Generic[Place]):
-    """The threads that read one tier. They share what it can do, which the predictions here take into account."""
+    """The threads that read one tier, and what a page takes. The predictions here say what they share."""
 
-    def __init__(self, threads: Sequence[ReaderThread[Place]]) -> None:
+    def __init__(
+        self,
+        threads: Sequence[ReaderThread[Place]],
+        page_time: PageTime,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.threads = threads
+        self.page_time = page_time
+        self._clock = clock
 
     @classmethod
-    def of(cls, name: str, new_fetcher: Callable[[], PageFetcher[Place]], pool_memory: Pages) -> TierReaders[Place]:
+    def of(
+        cls, name: str, new_fetcher: Callable[[], PageFetcher[Place]], pool_memory: Pages, page_time: PageTime
+    ) -> TierReaders[Place]:
         """Starts threads of this name; each gets a fetcher of its own."""
         busy = BusyThreads(THREADS)
-        return cls([ReaderThread(name, new_fetcher(), pool_memory, busy, index) for index in range(THREADS)])
+        threads = [ReaderThread(name, new_fetcher(), pool_memory, busy, index) for index in range(THREADS)]
+        return cls(threads, page_time)
 
     @property
     def pending_pages(self) -> int:
         """Pages of jobs that have not ended."""
         return sum(thread.pending_pages for thread in self.threads)
 
-    def thread_for(self, pages: int, page_time: PageTime, now_s: float) -> ReaderThread[Place]:
+    def took(self, times: ReadTimes) -> None:
+        """Learns from pages that were read."""
+        self.page_time = self.page_time.after_reads(times)
+
+    def took_at_least(self, seconds: float, pages: int) -> None:
+        """Learns from a load that was given up before it had brought so many pages."""
+        self.page_time = self.page_time.at_least(seconds / pages)
+
+    def thread_for(self, pages: int) -> ReaderThread[Place]:
         """Returns the thread that is to read a job of so many pages, if it comes now."""
-        return self.threads[thread_for(page_time, self._queues(now_s), pages)]
+        return self.threads[thread_for(self.page_time, self._queues(), pages)]
 
-    def load_s(self, pages: int, page_time: PageTime, now_s: float) -> float:
+    def read_s(self, pages: int) -> float:
+        """Predicts how long so many pages take where nothing else is read."""
+        return pages * self.page_time.seconds
+
+    def load_s(self, pages: int) -> float:
         """Predicts how long a job of so many pages takes if it comes now, with those that wait before it."""
-        queues = self._queues(now_s)
-        return predicted_read_s(page_time, queues, thread_for(page_time, queues, pages), pages)
+        queues = self._queues()
+        return predicted_read_s(self.page_time, queues, thread_for(self.page_time, queues, pages), pages)
 
-    def wait_s(self, thread: ReaderThread[Place], page_time: PageTime, now_s: float) -> float:
+    def wait_s(self, thread: ReaderThread[Place]) -> float:
         """Predicts when a thread begins with a job that comes now."""
-        return predicted_read_s(page_time, self._queues(now_s), self.threads.index(thread), 0)
+        return predicted_read_s(self.page_time, self._queues(), self.threads.index(thread), 0)
 
     def beside(self, thread: ReaderThread[Place]) -> int:
         """Returns the pages that other threads have to read."""
@@ -262,7 +284,8 @@ class TierReaders(Generic[Place]):
         for thread in self.threads:
             thread.close()
 
-    def _queues(self, now_s: float) -> list[ReadQueue]:
+    def _queues(self) -> list[ReadQueue]:
+        now_s = self._clock()
         return [
             ReadQueue(each.pending_pages, 0.0 if each.busy_since_s is None else now_s - each.busy_since_s)
             for each in self.threads

@@ -17,6 +17,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from cluster.supervisor.fleet_service import FleetService
+from router.branches import BRANCHES
 from router.metrics import RouterMetrics
 from router.server import RouterServer
 from router.text.tokenizer import ByteText
@@ -327,7 +328,9 @@ def router_ports() -> Iterator[Try]:
             routing=RoutingConfig(seed=1),
             endpoints=endpoints,
         )
-        server = RouterServer(config, dispatcher, InlinePreparer(ByteText()), RouterMetrics(), router_id="router-0")
+        server = RouterServer(
+            config, dispatcher, InlinePreparer(ByteText()), RouterMetrics(), router_id="router-0", branches=BRANCHES
+        )
         serving = server.serving()
         runner.run(serving.__aenter__())
         channel = grpc.aio.insecure_channel(server.addresses.grpc)

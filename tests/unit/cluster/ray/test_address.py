@@ -95,7 +95,7 @@ def test_up_at_a_port_of_something_else_ends_in_seconds(
     begun_s = time.monotonic()
     with listening(answer) as address:
         assert up(address, tmp_path) == 2
-        assert time.monotonic() - begun_s < 10
+        assert time.monotonic() - begun_s < 30
     assert "what answers there is no head of Ray" in capsys.readouterr().err
 
 
@@ -113,7 +113,7 @@ def test_who_joins_with_tls_hears_as_soon_that_nothing_answers(
     begun_s = time.monotonic()
     with listening(silent) as address:
         assert up(address, tmp_path) == 2
-        assert time.monotonic() - begun_s < 10
+        assert time.monotonic() - begun_s < 30
     assert "does not speak TLS within 3 s" in capsys.readouterr().err
 
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import grpc.aio
 import httpx
 
+from router.branches import BRANCHES
 from router.metrics import RouterMetrics
 from router.server import RouterServer
 from router.text.tokenizer import ByteText
@@ -25,7 +26,9 @@ async def frontend(fleet):
     """A client of each kind."""
     core = await fleet.core()
     config = RouterConfig(listen=ListenConfig(http_port=0, grpc_port=0), served_model_name="toy")
-    server = RouterServer(config, core, InlinePreparer(ByteText()), RouterMetrics(), router_id=core.router_id)
+    server = RouterServer(
+        config, core, InlinePreparer(ByteText()), RouterMetrics(), router_id=core.router_id, branches=BRANCHES
+    )
     async with (
         server.serving(),
         httpx.AsyncClient(base_url=f"http://{server.addresses.http}", timeout=60) as http,

@@ -10,6 +10,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from router.branches import BRANCHES
 from router.metrics import RouterMetrics
 from router.routing.reservation_exchange import batch_from, messages_of
 from router.routing.reservations import NOTHING, Reservation, ReservationChanges, Reservations, ReservedShare
@@ -55,6 +56,7 @@ async def replica(fleet) -> AsyncIterator[Replica]:
         RouterMetrics(),
         router_id=core.router_id,
         reservations=core.reservations,
+        branches=BRANCHES,
     )
     async with server.serving():
         await core.start(server.peer_address)

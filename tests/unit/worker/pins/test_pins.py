@@ -29,7 +29,7 @@ from twostroke.base.ids import Epoch
 from twostroke.config import ScheduleConfig
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.groups.page_state import PageState
-from twostroke.kv_cache.pins import Pin, pin_id_of
+from twostroke.kv_cache.pins.pin_table import Pin, pin_id_of
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.pins import pin_to_message
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, pins_pb2, pins_pb2_grpc, worker_pb2

@@ -125,7 +125,7 @@ async def test_no_dead_record_is_written_for_a_segment_that_has_gone(tmp_path: P
         for path in disk.folder.glob("*.pages"):
             path.unlink()
         for block_hash in list(disk.store):
-            assert disk.bury(block_hash)
+            assert disk.drop(block_hash)
         await disk.wait_idle()
         assert not list(disk.folder.glob("*.pages"))
 

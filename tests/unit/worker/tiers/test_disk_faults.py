@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.worker.callers import Router, router_to
-from tests.unit.worker.rig import BLOCK, Running, eventually, paced, prompt_of
+from tests.unit.worker.rig import BLOCK, Running, eventually, prompt_of
 from tests.unit.worker.tiers.tiered import (
+    SOON_S,
     A,
     B,
     C,
@@ -24,6 +25,7 @@ from tests.unit.worker.tiers.tiered import (
     faulty,
     of_tier,
     on_disk,
+    predict,
     tiered,
     written,
 )
@@ -38,16 +40,13 @@ SHORT = prompt_of(2 * BLOCK + 3, seed=8)
 
 
 @contextlib.asynccontextmanager
-async def with_two_on_disk(folder: Path, tokens_per_s: float) -> AsyncIterator[tuple[Running, Router]]:
-    """A worker that has all whole blocks of A and SHORT on disk alone, and computes at this rate."""
+async def with_two_on_disk(folder: Path) -> AsyncIterator[tuple[Running, Router]]:
+    """A worker that has all whole blocks of A and SHORT on disk alone."""
     async with tiered(folder, pages=13) as worker, router_to(worker) as router:
         for number, prompt in enumerate((A, SHORT, B, C)):
             await ask(router, prompt, request_id=f"{number}")
         await written(worker)
-    async with (
-        tiered(folder, pages=40, model=paced(prefill_tokens_per_s=tokens_per_s)) as worker,
-        router_to(worker) as router,
-    ):
+    async with tiered(folder, pages=40) as worker, router_to(worker) as router:
         assert on_disk(worker) >= {*block_hashes_of(A, BLOCK), *block_hashes_of(SHORT, BLOCK)}
         yield worker, router
 
@@ -84,8 +83,7 @@ async def test_a_failing_disk_is_turned_off_with_one_warning_and_serving_goes_on
 async def test_a_disk_that_is_full_at_start_is_read_and_what_it_reclaims_is_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = paced(prefill_tokens_per_s=300)  # a stall of the disk is no reason to compute
-    async with tiered(tmp_path, disk_pages=64, model=slow) as worker, router_to(worker) as router:
+    async with tiered(tmp_path, disk_pages=64) as worker, router_to(worker) as router:
         await ask(router, A)
         await ask(router, B, request_id="b")
         await written(worker)
@@ -103,7 +101,7 @@ async def test_a_disk_that_is_full_at_start_is_read_and_what_it_reclaims_is_writ
             return FullFile(super().open(path, flags)._descriptor)
 
     monkeypatch.setattr(opening, "SegmentFiles", FullFiles)
-    async with tiered(tmp_path, disk_pages=64, model=slow) as again, router_to(again) as router:
+    async with tiered(tmp_path, disk_pages=64) as again, router_to(again) as router:
         assert on_disk(again) == told
         await ask(router, A)
         assert of_tier(again, "loaded_pages_total") > 0
@@ -130,8 +128,8 @@ async def test_a_disk_that_is_slower_than_computing_is_not_waited_for_until_it_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = faulty(monkeypatch)
-    faults.read_delay_s = 0.1
-    async with tiered(tmp_path) as worker, router_to(worker) as router:
+    faults.read_delay_s = 0.3
+    async with tiered(tmp_path, compute_s=SOON_S) as worker, router_to(worker) as router:
         await ask(router, A)
         await ask(router, B, request_id="b")
         await written(worker)
@@ -155,7 +153,8 @@ async def test_a_disk_that_loses_against_computing_stays_on_and_is_seldom_probed
         await ask(router, A)
         await ask(router, B, request_id="b")
         await written(worker)
-        worker.lower.tiers.full.took_at_least(Tier.DISK, 10.0, 1)
+        predict(worker, SOON_S)
+        worker.lower.tiers.full.readers(Tier.DISK).took_at_least(10.0, 1)
         hashes, before = block_hashes_of(A, BLOCK), faults.reads
         held = [block for block, each in enumerate(hashes) if each in on_disk(worker)]
         assert held
@@ -180,7 +179,8 @@ async def test_a_disk_that_becomes_slow_is_given_up_and_its_blocks_are_computed(
         await ask(router, A)
         await ask(router, B, request_id="b")
         await written(worker)
-        faults.read_delay_s = 0.1
+        faults.read_delay_s = 2.0
+        predict(worker, SOON_S)
         before = faults.reads
         await ask(router, A, request_id="again")
         assert of_tier(worker, "given_up_loads_total") == 1
@@ -195,6 +195,7 @@ async def test_a_disk_that_never_answers_holds_up_nobody(tmp_path: Path, monkeyp
         await ask(router, B, request_id="b")
         await written(worker)
         faults.answers.clear()
+        predict(worker, SOON_S)
         for index in range(3):
             await ask(router, A, request_id=f"a{index}")
             await ask(router, C, request_id=f"c{index}")
@@ -224,7 +225,7 @@ async def test_a_disk_that_fails_under_two_threads_is_turned_off_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     faults = faulty(monkeypatch)
-    async with with_two_on_disk(tmp_path, 100) as (worker, router):
+    async with with_two_on_disk(tmp_path) as (worker, router):
         before = faults.reads
         faults.answers.clear()
         asked = [asyncio.create_task(ask(router, each, request_id=f"{len(each)}")) for each in (A, SHORT)]
@@ -242,7 +243,7 @@ async def test_a_short_load_is_done_while_a_long_one_waits_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = faulty(monkeypatch)
-    async with with_two_on_disk(tmp_path, 10) as (worker, router):  # the long load is late after 1.6 s
+    async with with_two_on_disk(tmp_path) as (worker, router):
         before = faults.reads
         faults.answers.clear()
         long = asyncio.create_task(ask(router, A, request_id="long"))

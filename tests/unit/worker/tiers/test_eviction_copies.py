@@ -15,7 +15,7 @@ import pytest
 
 from tests.unit.worker.callers import Received, Router, router_to
 from tests.unit.worker.rig import BLOCK, PAGE_BYTES, Running, eventually, prefill, prompt_of
-from tests.unit.worker.tiers.tiered import BLOCKS, PAGES, A, B, C, announced, of_tier, tiered, written
+from tests.unit.worker.tiers.tiered import BLOCKS, LONG_S, PAGES, A, B, C, announced, of_tier, tiered, written
 from tests.unit.worker.tiers.tiered import ask as ask_as
 from twostroke.base.ids import BlockHash, PageId
 from twostroke.kv_cache.block import block_hashes_of, root_hash
@@ -26,8 +26,7 @@ from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.convert import hashes_to_bytes
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.transfer.base import digest
-from twostroke.worker.tiers import page_tiers
-from twostroke.worker.tiers.copies import eviction_copies, turn_copies
+from twostroke.worker.tiers.copies import eviction_copies, offload, turn_copies
 from twostroke.worker.tiers.copies.copy_target import CopyTarget
 
 TURN_PAGES = 2
@@ -37,9 +36,10 @@ CHAINS = {prompt: block_hashes_of(prompt[: BLOCKS * BLOCK], BLOCK) for prompt in
 
 @pytest.fixture(autouse=True)
 def _short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (page_tiers, eviction_copies, turn_copies):
+    for module in (offload, eviction_copies, turn_copies):
         monkeypatch.setattr(module, "TURN_BYTES", TURN_PAGES * PAGE_BYTES)
     monkeypatch.setattr(eviction_copies, "BATCH_BYTES", 3 * PAGE_BYTES)
+    monkeypatch.setattr(eviction_copies, "LONGEST_WAIT_S", LONG_S)
 
 
 NUMBERS = itertools.count()
@@ -62,7 +62,7 @@ class Blockade:
         self.threads.add(threading.current_thread().name)
         self.pages += 1
         assert self.is_open.wait(60)
-        return page_tiers.digest(data)
+        return offload.digest(data)
 
 
 @pytest.fixture
@@ -173,13 +173,13 @@ async def test_what_waits_to_be_copied_to_disk_is_not_kept_after_all_was_forgott
         for parent, block in itertools.pairwise([root_hash(), *CHAINS[A]]):
             page = pool.find(block)
             assert page is not None
-            tiers.reused(page, block, parent)
+            tiers.offload.reused(page, block, parent)
         pool.forget_cached()
         tiers.forget_all()
         for _ in range(BLOCKS):
             await asyncio.sleep(0)
         assert tiers.disk is not None
-        assert not any(map(tiers.disk.is_known, CHAINS[A]))
+        assert not any(map(tiers.disk.keeps, CHAINS[A]))
 
 
 async def test_a_request_that_ends_while_it_waits_leaves_nothing_behind(

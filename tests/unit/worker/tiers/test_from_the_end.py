@@ -1,83 +1,104 @@
-"""A disk about as fast as computing brings the last blocks while the first ones are computed, until both meet."""
+"""A disk about as fast as computing brings the last blocks while the first ones are computed, until both meet.
+
+The live loads run on a simulated worker in virtual time: on a busy machine nothing takes as long as was planned.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator
-from pathlib import Path
+import dataclasses
 
 import pytest
 
-from tests.trials.chaos.injection.faulty_files import DiskFaults
-from tests.unit.worker.callers import Router, router_to
-from tests.unit.worker.rig import BLOCK, Running, eventually, prompt_of
-from tests.unit.worker.tiers.tiered import ask, faulty, of_tier, tiered, written
-from twostroke.kv_cache.block import block_hashes_of
+from tests.unit.tools.simulate.fleet.fleets import ALONE, BLOCK, row, run, trace
+from tools.simulate.fleet.shape import TierShape
+from tools.simulate.fleet.worker.host import SimulatedHost
+from tools.simulate.fleet.worker.steps import Flight
+from tools.simulate.fleet.worker.tiers import SimulatedReader, SimulatedTiers
+from twostroke.base.ids import BlockHash
 from twostroke.kv_cache.tier import Tier
+from twostroke.worker.tiers.metrics import TierMetrics
 
 COUNT = 40
-PAGES = COUNT + 2
-LONG, OTHER = (prompt_of(COUNT * BLOCK + 3, seed=seed) for seed in (5, 6))
-COMPUTE_S = 0.016
-"""Time of computing a block (`tiered.MODEL`)."""
+COMPUTE_S = 0.0195
+"""Time of computing a block (`fleets.COST`)."""
+OTHER_S, AGAIN_S = 10.0, 20.0
+"""When a prompt comes that takes all pages of the first one, and when the first one comes again."""
+TIERS = TierShape(disk_bytes=4 << 20, disk_page_s=COMPUTE_S, disk_write_bytes_per_s=1e9)
+NEVER_S = 1e6
 
 
-@contextlib.asynccontextmanager
-async def with_long_on_disk(folder: Path, faults: DiskFaults, read_s: float) -> AsyncIterator[tuple[Running, Router]]:
-    """A worker whose disk takes so long for a page, and has nearly all blocks of LONG."""
-    faults.read_delay_s = read_s
-    async with tiered(folder, pages=PAGES) as worker, router_to(worker) as router:
-        await ask(router, LONG)
-        await ask(router, OTHER, request_id="other")
-        await written(worker)
-        disk = worker.lower.tiers.full.disk
-        assert sum(each in disk.store for each in block_hashes_of(LONG, BLOCK)) >= COUNT - 2
-        yield worker, router
+@dataclasses.dataclass
+class Done:
+    """What was done for a prompt that came again while its pages were on disk alone."""
+
+    chain: list[BlockHash] = dataclasses.field(default_factory=list)
+    loaded: list[int] = dataclasses.field(default_factory=list)
+    """Its blocks that came from disk, in this order."""
+    computed_tokens: int = 0
+    not_loaded: list[str] = dataclasses.field(default_factory=list)
+    """What was counted of loads that were not begun, and of those that were given up."""
 
 
-async def test_a_disk_as_fast_as_computing_brings_about_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with with_long_on_disk(tmp_path, faulty(monkeypatch), COMPUTE_S) as (worker, router):
-        computed = worker.metric("computed_tokens_total")
-        await ask(router, LONG, request_id="again")
-        loaded = of_tier(worker, "loaded_pages_total")
-        assert COUNT / 4 <= loaded <= 3 * COUNT / 4
-        assert worker.metric("computed_tokens_total") - computed <= (COUNT - loaded + 2) * BLOCK
-        assert of_tier(worker, "refused_loads_total") == of_tier(worker, "given_up_loads_total") == 0
+def asked_again(patch: pytest.MonkeyPatch, read_s: float = COMPUTE_S) -> Done:
+    """Asks for the prompt when a page takes so long to be read; the worker has measured `COMPUTE_S` before."""
+    done, page_s, hit = Done(), SimulatedReader._page_s, SimulatedTiers.hit
+
+    class Watched(SimulatedHost):
+        def ran(self, flight: Flight) -> None:
+            if self.queue.now_s > AGAIN_S:
+                done.computed_tokens += flight.steps * sum(each.end - each.start for each in flight.step.chunks)
+            super().ran(flight)
+
+        def stored(self, block: BlockHash) -> None:
+            done.chain += [block] if self.queue.now_s < OTHER_S else []
+            super().stored(block)
+
+    def came(tiers: SimulatedTiers, tier: Tier, block_hash: BlockHash) -> None:
+        done.loaded.append(done.chain.index(block_hash))
+        hit(tiers, tier, block_hash)
+
+    def reading_s(reader: SimulatedReader) -> tuple[float, bool]:
+        return (read_s, False) if reader._queue.now_s >= AGAIN_S else page_s(reader)
+
+    patch.setattr("tools.simulate.fleet.worker.worker_lifecycle.SimulatedHost", Watched)
+    patch.setattr(SimulatedTiers, "hit", came)
+    patch.setattr(SimulatedReader, "_page_s", reading_s)
+    patch.setattr(TierMetrics, "refused", lambda *_: done.not_loaded.append("refused"))
+    patch.setattr(TierMetrics, "given_up", lambda *_: done.not_loaded.append("given up"))
+    rows = [row(at_s, COUNT * BLOCK + 3, 4, chat) for at_s, chat in ((0.0, 0), (OTHER_S, 1), (AGAIN_S, 0))]
+    run(trace(rows), dataclasses.replace(ALONE, decode_pages=COUNT + 2, tiers=TIERS), "round-robin")
+    return done
 
 
-async def test_the_load_brings_the_last_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    faults = faulty(monkeypatch)
-    async with with_long_on_disk(tmp_path, faults, COMPUTE_S) as (worker, router):
-        pool, hashes = worker.host.pool, block_hashes_of(LONG, BLOCK)
-        waiting = asyncio.create_task(ask(router, LONG, request_id="again"))
-        on_disk = [each for each in hashes if worker.lower.tiers.full.place(Tier.DISK, each) is not None]
-        await eventually(lambda: pool.find(on_disk[-2]) is not None)
-        assert pool.find(on_disk[len(on_disk) // 2]) is None, "what lies between comes later"
-        await waiting
+def test_a_disk_as_fast_as_computing_brings_about_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = asked_again(monkeypatch)
+    assert COUNT / 4 <= len(done.loaded) <= 3 * COUNT / 4
+    assert done.computed_tokens <= (COUNT - len(done.loaded) + 2) * BLOCK
+    assert done.not_loaded == []
 
 
-async def test_computing_takes_over_from_a_disk_that_became_slow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    faults = faulty(monkeypatch)
-    async with with_long_on_disk(tmp_path, faults, COMPUTE_S) as (worker, router):
-        computed = worker.metric("computed_tokens_total")
-        faults.read_delay_s = 2.5 * COMPUTE_S
-        await ask(router, LONG, request_id="again")
-        loaded = of_tier(worker, "loaded_pages_total")
-        assert 0 < loaded < COUNT / 2, "less than was planned"
-        assert worker.metric("computed_tokens_total") - computed >= (COUNT - loaded - 2) * BLOCK
+def test_the_load_brings_the_last_blocks_the_last_one_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = asked_again(monkeypatch).loaded
+    assert loaded[0] >= COUNT - 2
+    assert loaded == list(range(loaded[0], loaded[-1] - 1, -1))
 
 
-async def test_a_disk_that_never_answers_leaves_all_to_computing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    faults = faulty(monkeypatch)
-    async with with_long_on_disk(tmp_path, faults, COMPUTE_S) as (worker, router):
-        faults.answers.clear()
-        try:
-            await ask(router, LONG, request_id="again")
-        finally:
-            faults.answers.set()
-        assert of_tier(worker, "loaded_pages_total") == 0
+def test_computing_takes_over_from_a_disk_that_became_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        planned = len(asked_again(patch).loaded)
+    done = asked_again(monkeypatch, 1.6 * COMPUTE_S)
+    assert COUNT / 4 <= len(done.loaded) < planned
+    assert done.computed_tokens >= (COUNT - len(done.loaded) - 2) * BLOCK
+    assert done.not_loaded == []
+
+
+def test_a_disk_that_became_slow_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = asked_again(monkeypatch, 2.5 * COMPUTE_S)
+    assert 0 < len(done.loaded) < COUNT / 4
+    assert done.not_loaded == ["given up"]
+
+
+def test_a_disk_that_never_answers_leaves_all_to_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = asked_again(monkeypatch, NEVER_S)
+    assert done.loaded == []
+    assert done.computed_tokens >= (COUNT - 2) * BLOCK

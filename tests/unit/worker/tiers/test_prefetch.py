@@ -82,10 +82,10 @@ async def test_a_block_whose_place_on_disk_goes_to_what_its_host_page_held_is_no
         tiers, wanted = worker.lower.tiers.full, on_disk_of_a(worker)
         disk = tiers.disk
         monkeypatch.setattr(disk.store, "_most_records", len(disk.store))  # whatever is written has a segment removed
-        monkeypatch.setattr(disk, "is_within_budget", lambda **_: False)
+        monkeypatch.setattr(disk._budget, "take_page", lambda *_, **__: False)
         for block_hash in block_hashes_of(prompt_of(pages * BLOCK, seed=8), BLOCK):
-            assert tiers.promoted(block_hash, b"", tiers.take_host_page())
-        monkeypatch.setattr(disk, "is_within_budget", lambda **_: True)
+            assert tiers.host.promoted(block_hash, b"", tiers.host.take_page())
+        monkeypatch.setattr(disk._budget, "take_page", lambda *_, **__: True)
         got = await router.open(A, TOKENS)
         await eventually(lambda: not on_disk_of_a(worker) >= wanted)
         await finish(router, got)

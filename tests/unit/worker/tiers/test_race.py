@@ -13,7 +13,20 @@ import pytest
 from tests.trials.chaos.injection.faulty_files import DiskFaults
 from tests.unit.worker.callers import Received, Router, router_to, with_epoch
 from tests.unit.worker.rig import BLOCK, Running, decode, expected_tokens, prefill, prompt_of
-from tests.unit.worker.tiers.tiered import BLOCKS, MODEL, TOKENS, A, B, ask, faulty, of_tier, tiered, written
+from tests.unit.worker.tiers.tiered import (
+    BLOCKS,
+    LONG_S,
+    MODEL,
+    TOKENS,
+    A,
+    B,
+    ask,
+    faulty,
+    of_tier,
+    predict,
+    tiered,
+    written,
+)
 from twostroke.config import Role
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1.worker_pb2 import PageSource, SourceForecast
@@ -23,8 +36,8 @@ from twostroke.worker.supply.expected import ExpectedPages
 
 HAS_ALL = SourceForecast(cached_blocks=BLOCKS)
 COMPUTES_LONG = SourceForecast(wait_s=100.0, compute_s=100.0)
-QUICK, SLOW, LONG = 1e-4, 0.01, 60.0
-"""Seconds that the disk is said to take for a page, and computing for blocks."""
+QUICK, SLOW = 1e-4, 0.01
+"""Seconds that the disk is said to take for a page."""
 QUICK_LINK = Link(latency_s=1e-3, transfer_bytes=1e9, transfer_s=1.0)
 
 
@@ -55,12 +68,17 @@ def test_nothing_is_expected_over_a_link_that_was_never_measured() -> None:
 
 
 def measured(
-    monkeypatch: pytest.MonkeyPatch, worker: Running, *, page_s: float, compute_s: float = LONG, link: Link = QUICK_LINK
+    monkeypatch: pytest.MonkeyPatch,
+    worker: Running,
+    *,
+    page_s: float,
+    compute_s: float = LONG_S,
+    link: Link = QUICK_LINK,
 ) -> None:
     """Lets this be what a worker has measured: beside other work on the machine, real measurements say anything."""
     assert worker.lower.tiers.full.disk is not None
-    worker.lower.tiers.full.disk.page_time = PageTime(page_s)
-    monkeypatch.setattr(worker.lower.loads.prices, "_compute_s", lambda queued: compute_s)
+    worker.lower.tiers.full.disk.readers.page_time = PageTime(page_s)
+    predict(worker, compute_s)
     monkeypatch.setattr(worker.host.pulls.links, "of", lambda peer: link)
 
 

@@ -63,7 +63,9 @@ class Rig:
     def __init__(self) -> None:
         self.memory = PageMemory(PAGES, PAGE_BYTES)
         self.fetchers = Fetchers()
-        self.readers = TierReaders.of("test", self.fetchers.new, self.memory)
+        self.now_s = 0.0
+        threads = TierReaders.of("test", self.fetchers.new, self.memory, PAGE_TIME).threads
+        self.readers = TierReaders(threads, PAGE_TIME, lambda: self.now_s)
         self._pages = itertools.count()
 
     def reads(self, count: int, block_hash: BlockHash = WHOLE) -> list[PageRead[int]]:
@@ -73,7 +75,7 @@ class Rig:
     def start(self, reads: list[PageRead[int]]) -> tuple[ReadJob[int], ReaderThread[int], Future[None]]:
         """Gives these reads to the thread that is to have them."""
         job, ended = ReadJob(reads, lambda: None), Future[None]()
-        thread = self.readers.thread_for(len(reads), PAGE_TIME, 0.0)
+        thread = self.readers.thread_for(len(reads))
         thread.pending_pages += len(reads)
         thread.start(job, ended)
         return job, thread, ended
@@ -128,12 +130,14 @@ def test_the_forecast_is_that_of_the_thread_that_will_read(rig: Rig) -> None:
     thread = rig.start_stuck(20)[1]
     since_s = thread.busy_since_s
     assert since_s is not None
-    load_s = rig.readers.load_s(2, PAGE_TIME, since_s)
-    other = rig.readers.thread_for(2, PAGE_TIME, since_s)
+    rig.now_s = since_s
+    load_s = rig.readers.load_s(2)
+    other = rig.readers.thread_for(2)
     assert other is not thread
     assert load_s == pytest.approx(0.004), "two pages, beside others"
-    assert rig.readers.wait_s(other, PAGE_TIME, since_s) == 0
-    assert rig.readers.wait_s(thread, PAGE_TIME, since_s + 5) == pytest.approx(0.02 + 5 - 0.001)
+    assert rig.readers.wait_s(other) == 0
+    rig.now_s += 5
+    assert rig.readers.wait_s(thread) == pytest.approx(0.02 + 5 - 0.001)
 
 
 def test_jobs_on_both_threads_can_be_given_up_and_land_nothing(rig: Rig) -> None:
@@ -173,7 +177,7 @@ def test_a_damaged_page_ends_no_job(rig: Rig) -> None:
 def test_a_probe_says_whether_another_thread_read(rig: Rig) -> None:
     def probe() -> ReadTimes:
         took: Future[ReadTimes] = Future()
-        rig.readers.thread_for(1, PAGE_TIME, 0.0).probe(rig.reads(1)[0], took)
+        rig.readers.thread_for(1).probe(rig.reads(1)[0], took)
         return took.result(10)
 
     assert (probe().alone_pages, probe().beside_pages) == (1, 0)

@@ -96,8 +96,7 @@ async def test_a_successor_finds_both_groups_on_disk(tmp_path: Path) -> None:
 async def test_without_the_window_parts_of_its_end_no_page_is_loaded(tmp_path: Path) -> None:
     async with windowed(tmp_path) as worker, router_to(worker) as router:
         fresh = await displaced(router, worker)
-        windows = worker.lower.tiers.windows
-        assert windows is not None
+        windows = worker.lower.tiers.groups[GroupKind.FURTHER]
         windows.forget_all()
         before = of_tier(worker, "loaded_pages_total")
         again = await router.answer(PROMPTS[0], TOKENS, request_id="again")
@@ -109,8 +108,7 @@ async def test_without_the_window_parts_of_its_end_no_page_is_loaded(tmp_path: P
 async def test_pages_that_no_load_would_bring_are_not_prefetched(tmp_path: Path) -> None:
     async with windowed(tmp_path) as worker, router_to(worker) as router:
         await displaced(router, worker)
-        windows, prefetch = worker.lower.tiers.windows, worker.lower.prefetch
-        assert windows is not None
+        windows, prefetch = worker.lower.tiers.groups[GroupKind.FURTHER], worker.lower.prefetch
         sequence = Sequence(
             RequestId("waits"), worker.host.new_session(), list(PROMPTS[0]), len(PROMPTS[0]), list(HASHES)
         )

@@ -6,7 +6,7 @@ Every token of a simulated answer is `TOKEN`, so a drafted one is right where it
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tools.simulate.fleet.shape import DraftShape, FleetShape
 from tools.simulate.fleet.worker.steps import TOKEN
@@ -37,22 +37,15 @@ class SimulatedDrafter:
         return Proposal((TOKEN,) * right + (WRONG,) * (length - right), f"length {proposed}") if length else None
 
 
-class SimulatedDrafts:
-    """Speculation of one decode worker's answers; what is seen of it is the worker's, as it is live."""
+def speculation_of(shape: FleetShape, role: Role, worker: str) -> Callable[[], Speculation] | None:
+    """Returns what makes the speculation of one answer of a worker; None where it drafts nothing.
 
-    def __init__(self, shape: DraftShape, seed: str) -> None:
-        self._drafter = SimulatedDrafter(shape, random.Random(seed))
-        self._acceptance = Acceptance()
-
-    def speculation(self) -> Speculation:
-        return Speculation([self._drafter], self._acceptance)
-
-
-def drafts_of(shape: FleetShape, role: Role, worker: str) -> SimulatedDrafts | None:
-    """Returns what a worker drafts; None where it does not."""
+    What is seen of acceptance is the worker's, as it is live.
+    """
     if role is not Role.DECODE or shape.drafts is None:
         return None
-    return SimulatedDrafts(shape.drafts, f"{shape.seed} drafts {worker}")
+    drafter, acceptance = SimulatedDrafter(shape.drafts, random.Random(f"{shape.seed} drafts {worker}")), Acceptance()
+    return lambda: Speculation([drafter], acceptance)
 
 
 def lone_stream_step(shape: DraftShape, cost: StepCost) -> StreamStep:

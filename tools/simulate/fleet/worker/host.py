@@ -21,7 +21,7 @@ from tools.simulate.fleet.results import WorkerUse
 from tools.simulate.fleet.shape import FleetShape, SharedCores
 from tools.simulate.fleet.simulated_request import SimulatedRequest
 from tools.simulate.fleet.worker.decode_service import SimulatedDecodeService
-from tools.simulate.fleet.worker.drafts import drafts_of
+from tools.simulate.fleet.worker.drafts import speculation_of
 from tools.simulate.fleet.worker.event_feed import SimulatedEventFeed
 from tools.simulate.fleet.worker.live_loop import LiveLoop
 from tools.simulate.fleet.worker.pulls import Converter, HostPulls, SimulatedPull, SimulatedPulls, Wire
@@ -54,6 +54,7 @@ from twostroke.worker.services.pages_service import CachedOnlyJob, PageJob, Requ
 from twostroke.worker.steps.sharing import TimeSharing
 from twostroke.worker.supply.supplier import Supplier
 from twostroke.worker.tiers.loads.prefetch import Prefetch
+from twostroke.worker.tiers.metrics import tier_rates
 
 MAX_MODEL_LEN = 1 << 30
 """No trace's prompt is refused for its length."""
@@ -158,7 +159,7 @@ class SimulatedHost:
         self.facts = _facts(shape, pages, shape.kv_form(role))
         self.pool = BlockPool(pages, self)
         limits = SchedulerLimits(shape.block_size, MAX_MODEL_LEN, (), align_chunks=role is Role.PREFILL)
-        self._drafts = drafts_of(shape, role, f"{worker} {epoch.incarnation}")
+        self._speculation = speculation_of(shape, role, f"{worker} {epoch.incarnation}")
         self.scheduler = _scheduler(self.pool, self.config.schedule, limits, fleet.parts.step_builder(self))
         self.wire = Wire(shape.link_bytes_per_s)
         self.pace = StepPace(shape.cost, shape.noise, f"{shape.seed} {worker} {epoch.incarnation}")
@@ -223,7 +224,7 @@ class SimulatedHost:
 
     def add_to_report(self, load: control_pb2.Load) -> None:
         if self.tiers is not None:
-            load.tiers.extend(self.tiers.rates())
+            load.tiers.extend(tier_rates(self.tiers.uses()))
 
     # What pulls use
 
@@ -265,7 +266,7 @@ class SimulatedHost:
     def stored(self, block: BlockHash) -> None:
         self.log.stored(block)
         if self.tiers is not None:
-            self.tiers.saw(block)
+            self.tiers.offload.saw(block)
 
     def removed(self, block: BlockHash) -> None:
         self.use.evicted_pages += 1
@@ -274,7 +275,7 @@ class SimulatedHost:
 
     def evicting(self, page: PageId, block: BlockHash, parent: BlockHash) -> None:
         if self.tiers is not None:
-            self.tiers.evicting(block, parent)
+            self.tiers.offload.evicting(page, block, parent)
 
     def forgotten(self, block: BlockHash) -> None:
         """Does nothing: no simulated request ends in an error of the model, so no block is to be forgotten."""
@@ -285,8 +286,8 @@ class SimulatedHost:
     # What the loop tells
 
     def admitted(self, admission: AdmittedSequence) -> None:
-        if self._drafts is not None and admission.sequence.proposer is None:
-            admission.sequence.proposer = self._drafts.speculation()
+        if self._speculation is not None and admission.sequence.proposer is None:
+            admission.sequence.proposer = self._speculation()
 
     def most_steps(self, flight: Flight) -> int:
         """A first token is told of at once."""

@@ -1,4 +1,4 @@
-"""From a step's host arrays to the device: packed into one pinned buffer, brought over by one asynchronous copy."""
+"""Brings a step's host arrays to the device: packed into one page-locked buffer, by one asynchronous copy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Staging:
     """One buffer on the host and its twin on the device, of `size_bytes`.
 
     The tensors of an upload are views of the twin, in the same places for arrays of the same shapes. The next upload
-    overwrites them and the pinned buffer, so it comes after the step is done.
+    overwrites them and the page-locked buffer, so it comes after the step is done.
     """
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:

@@ -26,8 +26,8 @@ from twostroke.kv_cache.pool import BlockPool
 from twostroke.transfer.base import digest
 from twostroke.worker.condition import Condition
 from twostroke.worker.tiers.copies.copy_target import CopyTarget
+from twostroke.worker.tiers.copies.offload import Offload
 from twostroke.worker.tiers.copies.turn_copies import TURN_BYTES
-from twostroke.worker.tiers.page_tiers import PageTiers
 
 log = logging.getLogger(__name__)
 
@@ -67,14 +67,14 @@ class EvictionCopies:
 
     def __init__(
         self,
-        tiers: PageTiers,
+        offload: Offload,
         pool: BlockPool,
         memory: Pages,
         wake: Callable[[], None],
         loaded_depth: Callable[[Sequence[BlockHash]], int],
     ) -> None:
         """`wake` is called when claims that had to wait can be made; for `loaded_depth` see `ClaimGate`."""
-        self._tiers = tiers
+        self._offload = offload
         self._pool = pool
         self._memory = memory
         self._wake = wake
@@ -88,7 +88,7 @@ class EvictionCopies:
 
     def may_claim(self, session: SessionId, hashes: Sequence[BlockHash], private: int) -> bool:
         """Returns False while blocks that this claim would evict are being copied, at most `LONGEST_WAIT_S` long."""
-        if not self._tiers.used:
+        if not self._offload.is_used:
             return True
         job = self._jobs.get(session) or self._begin(session, hashes, private)
         if job is None:
@@ -97,7 +97,7 @@ class EvictionCopies:
             return False
         del self._jobs[session]
         if job.has_copied:
-            self._tiers.end_turn()  # what was left out is not worth a place of what was copied
+            self._offload.end_turn()  # what was left out is not worth a place of what was copied
         return True
 
     def loaded_depth(self, hashes: Sequence[BlockHash]) -> int:
@@ -146,15 +146,15 @@ class EvictionCopies:
         )
         victims = heapq.nsmallest(shortage, candidates, key=lambda block: block.last_used)
         victims.reverse()
-        kept_first = victims[: self._tiers.most_copies]
-        return deque(block for block in kept_first if not self._tiers.keeps(block.hash))
+        kept_first = victims[: self._offload.most_copies]
+        return deque(block for block in kept_first if not self._offload.keeps(block.hash))
 
     # Copying
 
     def _go_on(self) -> None:
         """Copies the next batch of the first job that has blocks left."""
-        waiting, threads = self._waiting, self._tiers.copy_threads
-        while waiting and not self._is_stopped and threads is not None:
+        waiting = self._waiting
+        while waiting and not self._is_stopped:
             job = waiting[0]
             if job.left is None and not job.is_done:
                 self._begin_turn(job)
@@ -162,7 +162,7 @@ class EvictionCopies:
             if copies:
                 copied = Future[list[bytes | None]]()
                 copied.add_done_callback(partial(self._tell, asyncio.get_running_loop(), job, copies))
-                threads.submit(partial(_copy, copies, self._memory), copied)
+                self._offload.copy_off_loop(partial(_copy, copies, self._memory), copied)
                 return
             waiting.popleft()
             self._finish(job)
@@ -172,9 +172,9 @@ class EvictionCopies:
         while job.left and len(copies) * self._memory.page_bytes < BATCH_BYTES:
             block = job.left.popleft()
             page = self._pool.find(block.hash)
-            if page is None or self._tiers.keeps(block.hash):
+            if page is None or self._offload.keeps(block.hash):
                 continue
-            target = self._tiers.copy_target(block.hash, block.parent)
+            target = self._offload.target(block.hash, block.parent)
             if target is None:  # no room: what follows is worth less
                 job.left.clear()
                 break
@@ -225,13 +225,13 @@ class EvictionCopies:
             del self._jobs[session]
 
 
-def _copy(copies: Iterable[_PageCopy], memory: Pages, window: PageAccess) -> list[bytes | None]:
-    """Copies pages on the thread of the window; returns their digests, None for one that was given away meanwhile."""
+def _copy(copies: Iterable[_PageCopy], memory: Pages, access: PageAccess) -> list[bytes | None]:
+    """Copies pages on the thread of the access; returns their digests, None for one that was given away meanwhile."""
     digests: list[bytes | None] = []
     for copy in copies:
         known = None
         if memory.generation(copy.page) == copy.generation:
-            (data,) = next(window.read([[copy.page]]))
+            (data,) = next(access.read([[copy.page]]))
             np.copyto(copy.target.data, np.frombuffer(data, np.uint8))
             known = digest(copy.target.data)
         digests.append(known if memory.generation(copy.page) == copy.generation else None)

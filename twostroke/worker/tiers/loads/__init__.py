@@ -5,7 +5,7 @@ sequence_loads  which blocks of a sequence are loaded: the lower tiers as a supp
 shared_loads    what is loaded for other workers, and for prefetch
 running         loads under way
 prices          what a load costs, and what it is compared with
-window_loads    where loads may end, and the window parts that go with their ends
+depth           how deep loads reach where there are several page groups
 prefetch        brings blocks of waiting requests closer
 slow_disk       finds out whether a slow disk is fast again
 """

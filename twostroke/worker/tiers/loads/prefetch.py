@@ -26,6 +26,7 @@ from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.tier import Tier
 from twostroke.scheduler.cost import Queued
 from twostroke.scheduler.sequence import Sequence as KnownSequence
+from twostroke.worker.tiers.host_tier import HostTier
 from twostroke.worker.tiers.loads.tier_loads import TierLoads
 from twostroke.worker.tiers.page_tiers import PageTiers
 from twostroke.worker.tiers.price import pays, queued_blocks
@@ -50,6 +51,7 @@ class _Waiting:
 class _HostRead:
     """Pages on their way from disk to host memory."""
 
+    host: HostTier
     waiting: _Waiting
     job: ReadJob[Any]
     thread: ReaderThread[Any]
@@ -102,13 +104,13 @@ class Prefetch:
         self._release_claimed(running)
         if Tier.DISK not in self._tiers.used or self._tiers.readers(Tier.DISK).pending_pages:
             return
-        to_host = Tier.HOST in self._tiers.used
+        host = self._tiers.host
         waiting = [each for each in self._first if not each.sequence.pages and not each.sequence.ended]
-        room = self._host_room() if to_host else self._pool.count(PageState.FREE) - running
-        for each in waiting if to_host else waiting[:1]:
+        room = self._pool.count(PageState.FREE) - running if host is None else self._host_room()
+        for each in waiting[:1] if host is None else waiting:
             blocks = self._next_blocks(each, min(READ_PAGES, room))
-            if blocks and to_host:
-                self._read_to_host(each, blocks)
+            if blocks and host is not None:
+                self._read_to_host(host, each, blocks)
             elif blocks:
                 self._read_to_pool(each, blocks)
             if blocks:
@@ -135,15 +137,17 @@ class Prefetch:
         return waiting
 
     def _hold_in_host(self, waiting: _Waiting, block_hash: BlockHash) -> None:
-        entry = self._tiers.place(Tier.HOST, block_hash)
-        if entry is not None and self._host_room():
-            self._tiers.touch(block_hash)
-            waiting.releases.append(self._tiers.hold(Tier.HOST, [entry]))
+        host = self._tiers.host
+        entry = None if host is None else host.find(block_hash)
+        if host is not None and entry is not None and self._host_room():
+            host.hit(block_hash)
+            waiting.releases.append(host.hold([entry]))
             self.held += 1
 
     def _host_room(self) -> int:
         """Returns how many more entries of the host tier may be held."""
-        return max(0, int(self._tiers.host_pages * HELD_SHARE) - self.held)
+        host = self._tiers.host
+        return 0 if host is None else max(0, int(host.room * HELD_SHARE) - self.held)
 
     def _is_on_disk_alone(self, block_hash: BlockHash) -> bool:
         is_here = self._pool.find(block_hash) is not None or self._pool.is_coming(block_hash)
@@ -157,7 +161,7 @@ class Prefetch:
         """Tells whether reading these blocks from disk takes less time than computing them."""
         if not blocks:
             return False
-        read_s = len(blocks) * self._tiers.page_time(Tier.DISK).seconds
+        read_s = self._tiers.readers(Tier.DISK).read_s(len(blocks))
         return pays(read_s, self._compute_s(queued_blocks(blocks, self._block_size)))
 
     def _forget(self, waiting: _Waiting) -> None:
@@ -199,26 +203,26 @@ class Prefetch:
             self._pool.release(claimed)
             self._loads.running.give_up_unwanted()
 
-    def _read_to_host(self, waiting: _Waiting, blocks: list[int]) -> None:
+    def _read_to_host(self, host: HostTier, waiting: _Waiting, blocks: list[int]) -> None:
         reads: list[PageRead[Any]] = []
         pages: dict[BlockHash, PageId] = {}
         for block in blocks:
-            page = self._tiers.take_host_page()
+            page = host.take_page()
             if page is None:
                 waiting.left = waiting.left if reads else []  # host memory is full of what others hold
                 break
             block_hash = waiting.sequence.block_hashes[block]
             place = self._tiers.place(Tier.DISK, block_hash)
             if place is None:  # what the page had held is written there now
-                self._tiers.give_host_page_back(page)
+                host.give_back(page)
                 continue
             pages[block_hash] = page
             reads.append(PageRead(block, block_hash, page, place))
         if not reads:
             return
-        loop, thread = asyncio.get_running_loop(), self._loads.prices.thread_for(Tier.DISK, len(reads))
-        job: ReadJob[Any] = ReadJob(reads, lambda: None, self._tiers.host_window)
-        read = self._read = _HostRead(waiting, job, thread, pages)
+        loop, thread = asyncio.get_running_loop(), self._tiers.readers(Tier.DISK).thread_for(len(reads))
+        job: ReadJob[Any] = ReadJob(reads, lambda: None, host.access)
+        read = self._read = _HostRead(host, waiting, job, thread, pages)
         thread.pending_pages += len(reads)
         ended: Future[None] = Future()
         ended.add_done_callback(lambda each: loop.call_soon_threadsafe(self._ended, read, each))
@@ -231,20 +235,21 @@ class Prefetch:
             page = read.pages.pop(result.read.block_hash, None)
             if page is None:
                 continue  # given up before
-            self._take(read.waiting, result.read, page, is_read=result.error is None)
+            self._take(read, result.read, page, is_read=result.error is None)
         if not read.job.is_given_up:
-            self._tiers.took(Tier.DISK, read.job.times)
+            self._tiers.readers(Tier.DISK).took(read.job.times)
         error = ended.exception()
         if error is not None:
-            self._tiers.turn_off(Tier.DISK, f"{type(error).__name__}: {error}")
+            self._tiers.failed(Tier.DISK, error)
         if self._read is read:
             self._give_up(read)
             self._wake()
 
-    def _take(self, waiting: _Waiting, read: PageRead[Any], page: PageId, *, is_read: bool) -> None:
+    def _take(self, host_read: _HostRead, read: PageRead[Any], page: PageId, *, is_read: bool) -> None:
         """A damaged page is left to the load that finds it so, which tells of it."""
-        if not is_read or not self._tiers.promoted(read.block_hash, waiting.sequence.parent_of(read.block), page):
-            self._tiers.give_host_page_back(page)
+        host, waiting = host_read.host, host_read.waiting
+        if not is_read or not host.promoted(read.block_hash, waiting.sequence.parent_of(read.block), page):
+            host.give_back(page)
             return
         self._tiers.metrics.prefetched(Tier.DISK, 1)
         self._hold_in_host(waiting, read.block_hash)
@@ -254,4 +259,4 @@ class Prefetch:
         self._read = None
         pages, read.pages = read.pages, {}
         for page in pages.values():
-            self._tiers.give_host_page_back(page)
+            read.host.give_back(page)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from twostroke.base.ids import BlockHash
 from twostroke.kv_cache.tier import Tier
@@ -12,7 +11,6 @@ from twostroke.worker.supply.supplier import Behind
 from twostroke.worker.tiers.loads.slow_disk import SlowDisk
 from twostroke.worker.tiers.page_tiers import PageTiers
 from twostroke.worker.tiers.price import Price, blocks_to_compute, pays, pays_in_part, queued_blocks
-from twostroke.worker.tiers.reader import ReaderThread
 
 
 class LoadPrices:
@@ -25,7 +23,6 @@ class LoadPrices:
         self._tiers = tiers
         self._block_size = block_size
         self._compute_s = compute_s
-        self._clock = clock
         self._slow_disk = SlowDisk(tiers, clock)
 
     def compute_s(self, blocks: Iterable[int]) -> float:
@@ -34,11 +31,7 @@ class LoadPrices:
 
     def load_s(self, tier: Tier, pages: int) -> float:
         """Predicts how long so many pages take, with those that wait before them and those that are read meanwhile."""
-        return self._tiers.readers(tier).load_s(pages, self._tiers.page_time(tier), self._clock())
-
-    def thread_for(self, tier: Tier, pages: int) -> ReaderThread[Any]:
-        """Returns the thread of a tier that is to read so many pages, if they are asked for now."""
-        return self._tiers.readers(tier).thread_for(pages, self._tiers.page_time(tier), self._clock())
+        return self._tiers.readers(tier).load_s(pages)
 
     def of(self, tier: Tier, hashes: Sequence[BlockHash], held: Sequence[int], behind: Behind | None) -> Price | None:
         """Predicts how long these blocks take without the tier; returns None where a load would take longer."""

@@ -24,7 +24,7 @@ from twostroke.worker.supply.supplier import Behind
 from twostroke.worker.tiers.loads.prices import LoadPrices
 from twostroke.worker.tiers.page_tiers import PageTiers
 from twostroke.worker.tiers.price import Price, is_late
-from twostroke.worker.tiers.reader import DamagedPage, PageRead, ReaderThread, ReadJob
+from twostroke.worker.tiers.reader import DamagedPage, PageRead, ReaderThread, ReadJob, TierReaders
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ class _Load:
     tiers: PageTiers
     """The tiers of that group."""
     tier: Tier
+    readers: TierReaders[Any]
     thread: ReaderThread[Any]
     job: ReadJob[Any]
     session: SessionId
@@ -62,7 +63,7 @@ class RunningLoads:
 
     def __init__(
         self,
-        tiers: Mapping[GroupKind, PageTiers],
+        tiers: Sequence[PageTiers],
         pool: BlockPool,
         prices: LoadPrices,
         *,
@@ -70,7 +71,7 @@ class RunningLoads:
         wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
-        """`wake` is called as pages arrive."""
+        """`tiers` are those of each group; `wake` is called as pages arrive."""
         self._tiers = tiers
         self._pool = pool
         self._prices = prices
@@ -78,8 +79,8 @@ class RunningLoads:
         self._wake = wake
         self._clock = clock
         self._open: set[_Load] = set()
-        for group, each in tiers.items():
-            each.when_turned_off(functools.partial(self._give_up_tier, group))
+        for number, each in enumerate(tiers):
+            each.when_turned_off(functools.partial(self._give_up_tier, GroupKind(number)))
 
     @property
     def open(self) -> int:
@@ -103,8 +104,8 @@ class RunningLoads:
         if not reads:
             return
         tiers, session, loop = self._tiers[group], self._new_session(), asyncio.get_running_loop()
-        page_time = tiers.page_time(tier)
-        thread = tiers.readers(tier).thread_for(len(reads), page_time, self._clock())
+        readers = tiers.readers(tier)
+        thread = readers.thread_for(len(reads))
         for read in reads:
             self._pool.group_of(read.page).assign_writer(read.page, session)
         reach(Point.TIER_LOADING)
@@ -115,9 +116,9 @@ class RunningLoads:
 
         job: ReadJob[Any] = ReadJob(reads, notify)
         remaining = {read.block: read.page for read in reads}
-        started_s, wait_s = self._clock(), tiers.readers(tier).wait_s(thread, page_time, self._clock())
+        started_s, wait_s = self._clock(), readers.wait_s(thread)
         load = _Load(
-            group, tiers, tier, thread, job, session, remaining, price, behind, started_s, wait_s, release,
+            group, tiers, tier, readers, thread, job, session, remaining, price, behind, started_s, wait_s, release,
             parents or {},
         )  # fmt: skip
         self._open.add(load)
@@ -189,7 +190,7 @@ class RunningLoads:
         wanted, elapsed_s = load.arrived + len(load.remaining), self._clock() - load.started_s
         if is_late(elapsed_s, load.wait_s, load.arrived, wanted, load.price.other_s):
             load.tiers.metrics.given_up(load.tier)
-            load.tiers.took_at_least(load.tier, self._alone_s(load, elapsed_s - load.wait_s), load.arrived + 1)
+            load.readers.took_at_least(_alone_s(load, elapsed_s - load.wait_s), load.arrived + 1)
             self._give_up(load)
         else:
             self._look_later(load)
@@ -199,7 +200,7 @@ class RunningLoads:
         blocks = sorted(load.remaining)
         if not blocks or self._pool.find(load.parents[blocks[0]]) is None:
             return
-        page_time, beside = load.tiers.page_time(load.tier), self._beside(load)
+        page_time, beside = load.readers.page_time, load.readers.beside(load.thread)
         count = self._prices.to_compute(blocks, lambda pages: page_time.reading_s(pages, beside))
         if not count:
             return
@@ -237,20 +238,18 @@ class RunningLoads:
         load.ended()
         wanted, elapsed_s = len(load.job.reads), self._clock() - load.started_s
         if not load.job.is_given_up:
-            load.tiers.took(load.tier, load.job.times)
+            load.readers.took(load.job.times)
         error = ended.exception()
         if error is not None:
-            load.tiers.turn_off(load.tier, f"{type(error).__name__}: {error}")
+            load.tiers.failed(load.tier, error)
         self._give_up(load)
         load.tiers.metrics.loaded(load.tier, load.arrived, elapsed_s, load.price.compute_s * load.arrived / wanted)
 
-    def _beside(self, load: _Load) -> int:
-        """Returns the pages that another thread has to read."""
-        return load.tiers.readers(load.tier).beside(load.thread)
 
-    def _alone_s(self, load: _Load, reading_s: float) -> float:
-        """Returns the least time that the reads of a load would have taken without those of another thread."""
-        return reading_s / load.tiers.page_time(load.tier).slowdown if self._beside(load) else reading_s
+def _alone_s(load: _Load, reading_s: float) -> float:
+    """Returns the least time that the reads of a load would have taken without those of another thread."""
+    is_beside = load.readers.beside(load.thread) > 0
+    return reading_s / load.readers.page_time.slowdown if is_beside else reading_s
 
 
 def reads_from(

@@ -19,9 +19,9 @@ from twostroke.kv_cache.tier import Tier
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.worker.supply.expected import ExpectedPages
 from twostroke.worker.supply.supplier import Behind, Supplier
+from twostroke.worker.tiers.loads.depth import LOWER_TIERS, LoadDepth
 from twostroke.worker.tiers.loads.prices import LoadPrices
 from twostroke.worker.tiers.loads.running import RunningLoads, reads_from
-from twostroke.worker.tiers.loads.window_loads import LOWER_TIERS, WindowLoads
 from twostroke.worker.tiers.page_tiers import PageTiers
 from twostroke.worker.tiers.price import Price, pays, pays_in_part
 
@@ -30,30 +30,27 @@ class SequenceLoads:
     """One owner, one thread: the event loop."""
 
     def __init__(
-        self,
-        tiers: PageTiers,
-        pool: BlockPool,
-        loads: RunningLoads,
-        prices: LoadPrices,
-        windows: WindowLoads | None,
+        self, tiers: Sequence[PageTiers], pool: BlockPool, loads: RunningLoads, prices: Sequence[LoadPrices]
     ) -> None:
-        self._tiers = tiers
+        """`tiers` and `prices` are those of each group."""
+        self._groups = tiers
+        self._tiers = tiers[GroupKind.FULL]
         self._pool = pool
         self._loads = loads
-        self._prices = prices
-        self._windows = windows
+        self._prices = prices[GroupKind.FULL]
+        self._depth = LoadDepth(tiers, pool)
 
     def depth(self, hashes: Sequence[BlockHash]) -> int:
         """Returns after how many of these blocks a sequence can go on once what pays is loaded; 0 if nothing is.
 
-        Where pages hold what all layers keep it is 0: then loads may end anywhere.
+        Where there is one page group it is 0: then loads may end anywhere.
         """
-        return 0 if self._windows is None else self._windows.depth(hashes, self._pays_to_reach)
+        return self._depth.of(hashes, self._pays_to_reach) if self._pool.others else 0
 
     def reach(self, sequence: KnownSequence) -> int:
         """Returns after how many blocks of a waiting sequence nothing is loaded for it."""
         hashes = sequence.block_hashes
-        return len(hashes) if self._windows is None else max(sequence.pulled_blocks, self.depth(hashes))
+        return max(sequence.pulled_blocks, self.depth(hashes)) if self._pool.others else len(hashes)
 
     def supplier_of(self, sequence: KnownSequence) -> Supplier:
         """Returns the lower tiers as a supplier of an admitted sequence."""
@@ -62,42 +59,47 @@ class SequenceLoads:
     def begin(self, sequence: KnownSequence, parts: Sequence[Part], behind: Behind) -> list[Part]:
         """Begins to load parts that an admitted sequence lacks; returns the others."""
         self._note_reuse(sequence)
-        missing, windows = blocks_of(parts, GroupKind.FULL), blocks_of(parts, GroupKind.FURTHER)
-        left = reached = missing if self._windows is None else self._windows.reached(sequence, missing)
+        depth = len(sequence.pages) if sequence.further is None else sequence.further.pulled_depth
+        missing, further = blocks_of(parts, GroupKind.FULL), blocks_of(parts, GroupKind.FURTHER)
+        left = reached = [block for block in missing if block < depth]
         for tier in LOWER_TIERS:
             if left and tier in self._tiers.used:
                 left = self._without_loaded(tier, sequence, left, behind)
-        if self._windows is not None and windows and (behind.is_expected or len(left) < len(reached) or not reached):
-            windows = self._without_loaded_windows(self._windows, sequence, windows, behind)
-        return sorted([*parts_of([*left, *missing[len(reached) :]]), *parts_of(windows, GroupKind.FURTHER)])
+        if further and (behind.is_expected or len(left) < len(reached) or not reached):
+            further = self._without_loaded_ends(sequence, range(sequence.hit_blocks, depth), further, behind)
+        return sorted([*parts_of([*left, *missing[len(reached) :]]), *parts_of(further, GroupKind.FURTHER)])
 
     def _pays_to_reach(self, tier: Tier, blocks: range, unread: Sequence[BlockHash]) -> bool:
         return self._prices.pays_to_reach(tier, blocks, unread, is_alone=not self._pool.unwritten.blocks)
 
     def _note_reuse(self, sequence: KnownSequence) -> None:
-        """Tells the tiers which blocks the sequence found in the pool."""
+        """Tells the tiers which pages of each group the sequence found in the pool and continues from."""
         if Tier.DISK not in self._tiers.used or sequence.preemptions:
             return
-        for block in range(sequence.hit_blocks):
-            self._tiers.reused(sequence.pages[block], sequence.block_hashes[block], sequence.parent_of(block))
-        if self._windows is not None:
-            self._windows.note_reuse(sequence)
+        depth, hashes = sequence.hit_blocks, sequence.block_hashes
+        for number, (group, tiers) in enumerate(zip(self._pool.groups, self._groups, strict=False)):
+            for block in range(depth - len(group.last_of(hashes[:depth])), depth):
+                page = sequence.page_of(Part(block, GroupKind(number)))
+                if page is not None and group.is_filled(page):
+                    tiers.offload.reused(page, hashes[block], sequence.parent_of(block))
 
-    def _without_loaded_windows(
-        self, windows: WindowLoads, sequence: KnownSequence, blocks: Sequence[int], behind: Behind
+    def _without_loaded_ends(
+        self, sequence: KnownSequence, spared: range, blocks: list[int], behind: Behind
     ) -> list[int]:
-        """Loads window parts of these blocks from tiers, unless they are sent sooner; returns the others."""
-        spared_s = self._prices.compute_s(windows.spared_blocks(sequence))
-        other_s = min(spared_s, behind.arrival_s(blocks))
-        left = {block: sequence.block_hashes[block] for block in blocks}
-        for tier, reads in windows.reads_of(sequence, left):
-            if not behind.is_expected or pays(len(reads) * windows.tiers.page_time(tier).seconds, other_s):
+        """Loads what the further group needs at the end of what comes, unless it is sent sooner; returns the others.
+
+        With it, the blocks that are `spared` need not be computed.
+        """
+        tiers, other_s = self._groups[GroupKind.FURTHER], min(self._prices.compute_s(spared), behind.arrival_s(blocks))
+        for tier in LOWER_TIERS:
+            pages = {part.block: page for part, page in sequence.pages_of(parts_of(blocks, GroupKind.FURTHER)).items()}
+            reads = reads_from(tiers, tier, sequence.block_hashes, pages)
+            if reads and (not behind.is_expected or pays(tiers.readers(tier).read_s(len(reads)), other_s)):
                 loaded = [read.block for read in reads]
-                self._loads.start(
-                    GroupKind.FURTHER, tier, reads, Price(self._prices.compute_s(loaded), other_s), behind
-                )
-                left = {block: left[block] for block in left if block not in loaded}
-        return list(left)
+                price = Price(self._prices.compute_s(loaded), other_s)
+                self._loads.start(GroupKind.FURTHER, tier, reads, price, behind)
+                blocks = [block for block in blocks if block not in loaded]
+        return blocks
 
     def _without_loaded(self, tier: Tier, sequence: KnownSequence, missing: list[int], behind: Behind) -> list[int]:
         """Loads what this tier holds of the missing blocks if that pays; returns the others."""

@@ -12,9 +12,9 @@ from twostroke.kv_cache.block import root_hash
 from twostroke.kv_cache.parts import GroupKind
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.tier import Tier
+from twostroke.worker.tiers.loads.depth import LOWER_TIERS
 from twostroke.worker.tiers.loads.prices import LoadPrices
 from twostroke.worker.tiers.loads.running import RunningLoads, reads_from
-from twostroke.worker.tiers.loads.window_loads import LOWER_TIERS, WindowLoads
 from twostroke.worker.tiers.page_tiers import PageTiers
 from twostroke.worker.tiers.price import Price
 
@@ -26,85 +26,85 @@ class SharedLoads:
     """One owner, one thread: the event loop."""
 
     def __init__(
-        self,
-        tiers: PageTiers,
-        pool: BlockPool,
-        loads: RunningLoads,
-        prices: LoadPrices,
-        windows: WindowLoads | None,
+        self, tiers: Sequence[PageTiers], pool: BlockPool, loads: RunningLoads, prices: Sequence[LoadPrices]
     ) -> None:
+        """`tiers` and `prices` are those of each group."""
         self._tiers = tiers
         self._pool = pool
         self._loads = loads
         self._prices = prices
-        self._windows = windows
 
-    def share(self, group: int, hashes: Sequence[BlockHash], blocks: Sequence[int]) -> dict[int, PageId]:
-        """Holds pages of a group for blocks that another worker asks for, as far as lower tiers hold these, and loads
-        them.
+    def share(self, group: GroupKind, hashes: Sequence[BlockHash], blocks: Sequence[int]) -> dict[int, PageId]:
+        """Holds pages of a group for blocks that another worker asks for and that lower tiers hold, and loads them.
 
         For other groups than the first, the caller holds the pages of the blocks in that. It releases the pages
         (`GroupPool.unshare`) and then calls `give_up_unwanted`. A page without a writer did not come.
         """
-        if group is not GroupKind.FULL:
-            return self._share_parts({block: hashes[block] for block in blocks})
-        held = [block for block in blocks if self._tiers.holds(hashes[block])]
-        claimed, _ = self._claim(hashes, [block for block in held if self._pool.is_coming(hashes[block])])
+        tiers = self._tiers[group]
+        held = [block for block in blocks if tiers.holds(hashes[block])]
+        is_coming = self._pool.groups[group].writer_of
+        shared, _ = self._share(group, hashes, [block for block in held if is_coming(hashes[block]) is not None])
         for tier in LOWER_TIERS:
-            missing = [block for block in held if block not in claimed]
-            if missing and tier in self._tiers.used:
-                claimed |= self._share_from(tier, hashes, missing)
-        return claimed
+            missing = [block for block in held if block not in shared]
+            if missing and tier in tiers.used:
+                shared |= self._share_from(group, tier, hashes, missing)
+        return shared
 
     def fetch(self, hashes: Sequence[BlockHash], blocks: Sequence[int]) -> dict[int, PageId]:
         """Claims pages for blocks that the disk alone holds, and loads them; the caller releases them."""
-        claimed, missing = self._claim(hashes, blocks)
-        compute_s = self._prices.compute_s(missing)
-        reads = reads_from(self._tiers, Tier.DISK, hashes, {block: claimed[block] for block in missing})
-        self._loads.start(GroupKind.FULL, Tier.DISK, reads, Price(compute_s, compute_s), None)
+        claimed, missing = self._share(GroupKind.FULL, hashes, blocks)
+        compute_s = self._prices[GroupKind.FULL].compute_s(missing)
+        self._load(GroupKind.FULL, Tier.DISK, hashes, missing, claimed, Price(compute_s, compute_s))
         return claimed
 
     def give_up_unwanted(self) -> None:
         """Gives up the loads of whose pages nobody holds any."""
         self._loads.give_up_unwanted()
 
-    def _share_parts(self, hashes: Mapping[int, BlockHash]) -> dict[int, PageId]:
-        """Holds window parts that are coming or lie on tiers; loads these."""
-        if self._windows is None:
-            return {}
-        held = self._windows.share(hashes)
-        for tier in LOWER_TIERS:
-            slots = self._windows.unwritten(held)
-            reads = self._windows.reads(tier, {block: hashes[block] for block in slots}, slots)
-            compute_s = self._prices.compute_s(slots)
-            self._loads.start(GroupKind.FURTHER, tier, reads, Price(compute_s, compute_s), None)
-        return held
-
-    def _share_from(self, tier: Tier, hashes: Sequence[BlockHash], missing: Sequence[int]) -> dict[int, PageId]:
-        """Claims and loads what this tier holds, as far as there is room and it pays; returns the pages."""
-        held = [block for block in missing if self._tiers.place(tier, hashes[block]) is not None]
-        held = held[: self._room(tier)]
-        price = self._prices.of(tier, hashes, held, None) if held else None
+    def _share_from(
+        self, group: GroupKind, tier: Tier, hashes: Sequence[BlockHash], missing: Sequence[int]
+    ) -> dict[int, PageId]:
+        """Holds and loads what this tier holds, as far as there is room and it pays; returns the pages."""
+        held = [block for block in missing if self._tiers[group].place(tier, hashes[block]) is not None]
+        held = held[: self._room(group, tier)]
+        price = self._prices[group].of(tier, hashes, held, None) if held else None
         if price is None:
             return {}
-        claimed, to_load = self._claim(hashes, held)
-        reads = reads_from(self._tiers, tier, hashes, {block: claimed[block] for block in to_load})
-        self._loads.start(GroupKind.FULL, tier, reads, price.of_part(len(to_load), len(held)), None)
-        return claimed
+        shared, to_load = self._share(group, hashes, held)
+        self._load(group, tier, hashes, to_load, shared, price.of_part(len(to_load), len(held)))
+        return shared
 
-    def _room(self, tier: Tier) -> int:
+    def _load(
+        self,
+        group: GroupKind,
+        tier: Tier,
+        hashes: Sequence[BlockHash],
+        blocks: Sequence[int],
+        pages: Mapping[int, PageId],
+        price: Price,
+    ) -> None:
+        reads = reads_from(self._tiers[group], tier, hashes, {block: pages[block] for block in blocks})
+        self._loads.start(group, tier, reads, price, None)
+
+    def _room(self, group: GroupKind, tier: Tier) -> int:
         """Returns how many more pages loads for other workers may take."""
-        return max(0, max(1, self._pool.total // POOL_PART) - self._loads.pending(GroupKind.FULL, tier))
+        most = max(1, self._pool.groups[group].total // POOL_PART)
+        return max(0, most - self._loads.pending(group, tier))
 
-    def _claim(self, hashes: Sequence[BlockHash], blocks: Sequence[int]) -> tuple[dict[int, PageId], list[int]]:
-        """Holds pages for these blocks until there are no more; returns them, and the blocks that were not there."""
-        claimed: dict[int, PageId] = {}
-        missing: list[int] = []
+    def _share(
+        self, group: GroupKind, hashes: Sequence[BlockHash], blocks: Sequence[int]
+    ) -> tuple[dict[int, PageId], list[int]]:
+        """Holds pages for these blocks until there are no more; returns them, and the blocks that nobody brings."""
+        shared: dict[int, PageId] = {}
         for block in blocks:
-            root = hashes[block - 1] if block else root_hash()
-            claim = self._pool.claim([hashes[block]], root, 0, first=block)
-            if claim is None:
+            page = self._page_of(group, hashes, block)
+            if page is None:
                 break
-            claimed[block] = claim.pages[0]
-            missing += [block] if claim.missing else []
-        return claimed, missing
+            shared[block] = page
+        return shared, [block for block, page in shared.items() if self._pool.groups[group].is_unwritten(page)]
+
+    def _page_of(self, group: GroupKind, hashes: Sequence[BlockHash], block: int) -> PageId | None:
+        if group is not GroupKind.FULL:
+            return self._pool.others[group - 1].share(hashes[block])
+        claim = self._pool.claim([hashes[block]], hashes[block - 1] if block else root_hash(), 0, first=block)
+        return None if claim is None else claim.pages[0]

@@ -32,21 +32,20 @@ class SlowDisk:
 
         `compute_s` is the predicted time of computing them.
         """
-        now_s, page_time = self._clock(), self._tiers.page_time(Tier.DISK)
-        if pays(pages * page_time.seconds, compute_s) or self._next_probe_s is None or now_s < self._next_probe_s:
+        now_s, readers = self._clock(), self._tiers.readers(Tier.DISK)
+        if pays(readers.read_s(pages), compute_s) or self._next_probe_s is None or now_s < self._next_probe_s:
             return
         self._next_probe_s = None
         loop, took = asyncio.get_running_loop(), Future[ReadTimes]()
         took.add_done_callback(lambda each: loop.call_soon_threadsafe(self._probed, now_s, each))
         place = self._tiers.place(Tier.DISK, block_hash)
-        thread = self._tiers.readers(Tier.DISK).thread_for(1, page_time, now_s)
-        thread.probe(PageRead(0, block_hash, PageId(0), place), took)
+        readers.thread_for(1).probe(PageRead(0, block_hash, PageId(0), place), took)
 
     def _probed(self, began_s: float, took: Future[ReadTimes]) -> None:
         now_s = self._clock()
         self._next_probe_s = now_s + (now_s - began_s) * (1 / PROBE_SHARE - 1)
         error = took.exception()
         if error is None:
-            self._tiers.took(Tier.DISK, took.result().times(PROBE_PAGES))
+            self._tiers.readers(Tier.DISK).took(took.result().times(PROBE_PAGES))
         elif isinstance(error, OSError):
-            self._tiers.failed(error)
+            self._tiers.failed(Tier.DISK, error)

@@ -17,7 +17,7 @@ from tests.unit.cluster.fake_backend import TOKEN, FakeBackend, running, until
 from twostroke.base.errors import InvalidRequest, NotFound, PeerLost, PinRefused, ServeError
 from twostroke.config import Role
 from twostroke.kv_cache.block import block_hashes_of
-from twostroke.kv_cache.pins import Pin, pin_id_of
+from twostroke.kv_cache.pins.pin_table import Pin, pin_id_of
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.pins import pin_to_message

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.unit.tools.simulate.fleet.fleets import SMALL
-from tools.simulate.fleet.event_queue import EventQueue
+from tools.simulate.fleet.event_queue import EventQueue, VirtualLoop
 from tools.simulate.fleet.results import WorkerUse
 from tools.simulate.fleet.shape import TierShape
 from tools.simulate.fleet.worker.tiers import SimulatedDisk, SimulatedTiers
@@ -27,8 +27,7 @@ from twostroke.kv_cache.events import EventBatch, EventLog
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.tiers.metrics import TierMetrics
-from twostroke.worker.tiers.opening import open_disk
-from twostroke.worker.tiers.page_tiers import PageTiers
+from twostroke.worker.tiers.opening import open_disk, page_tiers_of
 
 PAGE_BYTES = 1000
 HOST_PAGES, DISK_PAGES = 6, 96
@@ -50,26 +49,23 @@ class Live:
     """The tiers of a worker, told of a pool that there is not."""
 
     def __init__(self, folder: Path, *, has_host: bool) -> None:
-        cache = CacheConfig(disk_cache_bytes=DISK_BYTES, disk_cache_dir=str(folder))
+        cache = CacheConfig(disk_cache_bytes=DISK_BYTES, disk_cache_dir=str(folder), disk_write_mb_s=PLENTY / 1e6)
         facts: Any = SimpleNamespace(fingerprint="x", kv_form="int8", page_bytes=PAGE_BYTES)
         self.log = EventLog(Epoch(1, 1))
         host = PageMemory(HOST_PAGES, PAGE_BYTES) if has_host else None
         opened = open_disk(cache, "decode-0", facts)
-        self.tiers = PageTiers(
-            PageMemory(2, PAGE_BYTES), host, opened,
-            wants_disk=True, disk_bytes=DISK_BYTES, write_bytes_per_s=PLENTY,
-        )  # fmt: skip
+        self.tiers = page_tiers_of(PageMemory(2, PAGE_BYTES), host, opened, wants_disk=True)
         self.tiers.report_to(TierMetrics(CollectorRegistry(), "decode"))
         self.tiers.begin_epoch(self.log)
 
     async def tell(self, what: str, block: BlockHash) -> None:
         page = PageId(0)
         if what == EVICTED:
-            self.tiers.evicting(page, block, root_hash())
+            self.tiers.offload.evicting(page, block, root_hash())
         elif what == REUSED:
-            self.tiers.reused(page, block, root_hash())
+            self.tiers.offload.reused(page, block, root_hash())
         else:
-            self.tiers.saw(block)
+            self.tiers.offload.saw(block)
         while self.tiers.disk is not None and self.tiers.disk.writes:
             await asyncio.sleep(0)
 
@@ -95,16 +91,17 @@ class Simulated:
             self.queue.at(1e-3 * number, partial(self._tell, what, block))
             self.queue.at(1e-3 * (number + 0.9), lambda: batches.append(self.log.publish()))
         self.queue.at(1e-3 * len(told), self.queue.stop)
-        self.queue.run()
+        with VirtualLoop(self.queue).running():  # type: ignore[abstract]  # nobody calls the rest
+            self.queue.run()
         return batches
 
     def _tell(self, what: str, block: BlockHash) -> None:
         if what == EVICTED:
-            self.tiers.evicting(block, root_hash())
+            self.tiers.offload.evicting(PageId(0), block, root_hash())
         elif what == REUSED:
-            self.tiers.reused(PageId(0), block, root_hash())
+            self.tiers.offload.reused(PageId(0), block, root_hash())
         else:
-            self.tiers.saw(block)
+            self.tiers.offload.saw(block)
 
 
 def same(batch: EventBatch) -> tuple[int, bytes]:
