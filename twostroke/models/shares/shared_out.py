@@ -14,7 +14,6 @@ from twostroke.kv_cache.form import AnyForm, RankedForm
 from twostroke.models.families.table import layouts_named, named
 from twostroke.models.shares.share import Cut, cut_by_columns, cut_layout, cut_of, shares_of
 from twostroke.models.spec import ModelSpec, Share
-from twostroke.models.weights.stored.formats import open_weights
 from twostroke.models.weights.stored.model_files import LayoutOf, layouts_in
 from twostroke.models.weights.tensors import WeightSource
 
@@ -105,6 +104,8 @@ def shares_in(
 
 def check_orders(directory: Path, share: ModelSpec) -> None:
     """Raises ConfigError for a matrix that is divided by columns, where a group has inputs from all over the matrix."""
+    from twostroke.models.weights.stored.formats import open_weights  # programs that read no file do without it
+
     layouts = _layouts(directory, share.whole)
     if layouts is None:
         return
