@@ -9,13 +9,12 @@ import enum
 import functools
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from twostroke.base.errors import InvalidRequest
 from twostroke.base.ids import BlockHash, RequestId
-from twostroke.config import SPECULATE_AUTO, SPECULATE_OFF
 from twostroke.tracing.context import TraceContext
 
 MAX_LOGPROBS = 20
@@ -340,11 +339,3 @@ def plain_token(token: int) -> SampledToken:
     """Returns a token without logprobs. All outputs share those that are frequent: each is kept for its whole
     stream."""
     return SampledToken(token)
-
-
-ASKED: Mapping[str, Callable[[Attempt], bool]] = {
-    "prompt_logprobs": lambda attempt: attempt.scores_prompt,
-    "grammar": lambda attempt: attempt.request.sampling.grammar is not None,
-    "speculation": lambda attempt: attempt.request.speculation not in ("", SPECULATE_AUTO, SPECULATE_OFF),
-}
-"""Fields of a request that ask for a feature of its answer."""

@@ -7,10 +7,18 @@ from collections.abc import Sequence as ListOf
 from typing import Protocol
 
 from twostroke.base.errors import NonFiniteLogits, ServeError, UnsupportedFeature
-from twostroke.request import ASKED, Attempt, GenerateRequest
+from twostroke.config import SPECULATE_AUTO, SPECULATE_OFF
+from twostroke.request import Attempt, GenerateRequest
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.reading import Proposer, TokenReader
 from twostroke.scheduler.sequence import Constraint, Sequence
+
+ASKED: Mapping[str, Callable[[Attempt], bool]] = {
+    "prompt_logprobs": lambda attempt: attempt.scores_prompt,
+    "grammar": lambda attempt: attempt.request.sampling.grammar is not None,
+    "speculation": lambda attempt: attempt.request.speculation not in ("", SPECULATE_AUTO, SPECULATE_OFF),
+}
+"""Fields of a request that ask for a feature of its answer."""
 
 
 class AnswerFeature:

@@ -10,8 +10,8 @@ import pytest
 
 from tests.unit.decode_worker.request_states import an_answer
 from twostroke.base.errors import UnsupportedFeature
-from twostroke.request import ASKED, AdapterRef, Attempt, Grammar
-from twostroke.worker.answers import AnswerFeature, features_of
+from twostroke.request import AdapterRef, Attempt, Grammar
+from twostroke.worker.answers import ASKED, AnswerFeature, features_of
 from twostroke.worker.branches import Branches
 
 
