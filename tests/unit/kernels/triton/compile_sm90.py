@@ -26,7 +26,7 @@ from twostroke.kernels.page_forms.nibble_pool import LARGEST_HALF, SMALLEST_SCAL
 from twostroke.kernels.pools.page_pool import LARGEST, PagePool
 from twostroke.kernels.products.device_codes import KINDS as CODE_KINDS
 from twostroke.kernels.products.grouped import TILE_ROWS
-from twostroke.kernels.triton import codes, decode, elementwise, grouped, pages, prefill, store
+from twostroke.kernels.triton import codes, decode, elementwise, grouped, prefill, store
 from twostroke.kernels.triton.bytes import KINDS
 from twostroke.kernels.triton.checks import pool_arguments
 from twostroke.kernels.triton.page_forms import nibble_spans, nibbles
@@ -73,10 +73,6 @@ def variants() -> Iterator[Variant]:
         yield prefill_variant(f"prefill-{name}", dim, kind, prefill.prefill_tuning(dim, kind), window=window)
         yield nibbles_variant(f"nibbles-1-{name}", dim, kind, 1, window=window)
     yield merge_variant("merge-128-bf16", 128, torch.bfloat16)
-    for gather in (True, False):
-        pointers = {"pool": "*i32", "buffer": "*i32", "pages": "*i64"}
-        constants = {"GATHER": gather, "CHUNK": pages.CHUNK_WORDS}
-        yield Variant(f"pages-{'gather' if gather else 'scatter'}", pages.copy_kernel, pointers, constants, 4)
     yield from expert_variants()
     yield from code_variants()
     rows = dict.fromkeys(("x", "residual", "weight", "total", "out", "gate_up"), "*bf16")

@@ -23,7 +23,6 @@ IN_GATE = (
     "expand-int4",
     "combine",
     "merge",
-    "pages-gather",
 )
 """One of every kernel."""
 OTHERS = (
