@@ -39,6 +39,8 @@ BEGIN_S = 5.0
 NO_RETRIES = ("grpc.enable_retries", 0)
 """An option of callers' channels: gRPC would send a call that met a dying server again, to the process that has its
 port then."""
+CLOSED = "the channel to it was closed"
+"""What a caller is told whose channel was closed before the call was sent. gRPC raises UsageError."""
 REMEMBERED_MARKS = 4096
 """Marks that a server keeps computed: a caller has one for each method."""
 
@@ -217,6 +219,8 @@ class CallProver:
             code, said = error.code(), error.details() or error.code().name
             if code is grpc.StatusCode.UNAUTHENTICATED:
                 raise
+        except grpc.aio.UsageError:
+            code, said = grpc.StatusCode.UNAVAILABLE, CLOSED
         is_over = has_less and code is grpc.StatusCode.DEADLINE_EXCEEDED
         raise _ended(f"{said}: nothing was sent", code if is_over else grpc.StatusCode.UNAVAILABLE)
 
@@ -240,7 +244,7 @@ class _UnaryMarks(grpc.aio.UnaryUnaryClientInterceptor):
         self._prover = prover
 
     async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        call = await continuation(await self._prover.marked(client_call_details), request)
+        call = await _sent(continuation, await self._prover.marked(client_call_details), request)
         self._prover.look_at_end(call)
         return call
 
@@ -250,7 +254,7 @@ class _StreamMarks(grpc.aio.UnaryStreamClientInterceptor):
         self._prover = prover
 
     async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        call = await continuation(await self._prover.marked(client_call_details), request)
+        call = await _sent(continuation, await self._prover.marked(client_call_details), request)
         self._prover.look_at_end(call)
         return call
 
@@ -307,6 +311,14 @@ def _impostor(address: str) -> grpc.aio.AioRpcError:
     there.
     """
     return _ended(f"the process that listens on {address} did not prove that it has this cluster's token")
+
+
+async def _sent(continuation: Any, details: Any, request: Any) -> Any:
+    """Returns the call once it is sent. Raises AioRpcError where its channel was closed while the call was marked."""
+    try:
+        return await continuation(details, request)
+    except grpc.aio.UsageError as error:
+        raise _ended(f"{CLOSED}: nothing was sent") from error
 
 
 def _ended(said: str, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> grpc.aio.AioRpcError:

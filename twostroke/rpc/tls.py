@@ -13,6 +13,9 @@ import grpc.aio
 from twostroke.base.credentials import CLUSTER_NAME
 from twostroke.security.tls import Certificates, Pem
 
+SETTLE_S = 60.0
+"""How long a channel of an earlier certificate still takes calls. A call has a channel before it has proved the token,
+and gRPC refuses calls over a channel that closes. A proof takes seconds at most."""
 LINGER_S = 24 * 3600.0
 """For calls over a connection of an earlier certificate: longer than any answer; a stream without end begins again."""
 
@@ -136,7 +139,7 @@ class RenewingChannel(grpc.aio.Channel):
         pem = self._certificates.pem
         if pem is not self._shown:
             before, self._shown, self._channel = self._channel, pem, self._open()
-            leaving = asyncio.get_running_loop().create_task(before.close(LINGER_S), name=f"leave {self._address}")
+            leaving = asyncio.get_running_loop().create_task(_leave(before), name=f"leave {self._address}")
             self._leaving[leaving] = before
             leaving.add_done_callback(lambda task: self._leaving.pop(task, None))
         return self._channel
@@ -147,6 +150,12 @@ class RenewingChannel(grpc.aio.Channel):
         return grpc.aio.secure_channel(
             self._address, credentials, options=self._options, interceptors=self._interceptors
         )
+
+
+async def _leave(channel: grpc.aio.Channel) -> None:
+    """Closes a channel after the last call that has chosen it."""
+    await asyncio.sleep(SETTLE_S)
+    await channel.close(LINGER_S)
 
 
 def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:

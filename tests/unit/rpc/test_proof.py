@@ -94,6 +94,17 @@ async def asked(address: str, token: str = TOKEN) -> str:
         await channel.close()
 
 
+@pytest.mark.parametrize("calls", [0, 1], ids=["before it has proved", "when it has proved"])
+async def test_a_channel_that_was_closed_is_a_lost_peer(calls: int) -> None:
+    async with working() as (server, _):
+        channel = PeerChannel(server.address, TOKEN)
+        for _ in range(calls):
+            await ask(channel)
+        await channel.close()
+        with pytest.raises(PeerLost, match="the channel to it was closed: nothing was sent"):
+            await ask(channel)
+
+
 async def test_calls_between_processes_carry_a_proof_and_no_token() -> None:
     async with working() as (server, worker):
         channel = PeerChannel(server.address, TOKEN)
