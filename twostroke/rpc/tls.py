@@ -13,7 +13,7 @@ import grpc.aio
 from twostroke.base.credentials import CLUSTER_NAME
 from twostroke.security.tls import Certificates, Pem
 
-SETTLE_S = 60.0
+TAKES_CALLS_S = 60.0
 """How long a channel of an earlier certificate still takes calls. A call has a channel before it has proved the token,
 and gRPC refuses calls over a channel that closes. A proof takes seconds at most."""
 LINGER_S = 24 * 3600.0
@@ -154,7 +154,7 @@ class RenewingChannel(grpc.aio.Channel):
 
 async def _leave(channel: grpc.aio.Channel) -> None:
     """Closes a channel after the last call that has chosen it."""
-    await asyncio.sleep(SETTLE_S)
+    await asyncio.sleep(TAKES_CALLS_S)
     await channel.close(LINGER_S)
 
 
