@@ -26,7 +26,7 @@ async def replaced(cluster: ProcessCluster, worker_id: str) -> int:
 
 
 async def test_workers_that_lose_their_engines_are_replaced_and_every_stream_is_whole() -> None:
-    async with running_cluster(prefill=1, decode=1, model=PACED, cache=POOL) as cluster:
+    async with running_cluster(prefill=1, decode=1, model=PACED, cache=POOL, policy="round-robin") as cluster:
         for worker_id in BROKEN:
             await cluster.start_worker(Role.DECODE, worker_id, 1, module="tests.cluster.broken_worker")
         replacing = [asyncio.create_task(replaced(cluster, worker_id)) for worker_id in BROKEN]
