@@ -72,8 +72,6 @@ class Migration:
         self._tasks = tasks
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._watched: set[_Watched] = set()
-        self._has_draining = False
-        """A decode worker drains, as of the latest change of the fleet."""
         fleet.on_change(self._move_all)
 
     @contextlib.contextmanager
@@ -82,8 +80,7 @@ class Migration:
         its time where a prompt is long: it is asked when the stream moves, and not at each change of the fleet."""
         watched = _Watched(stream, attempt, parent)
         self._watched.add(watched)
-        if self._has_draining:
-            self._move(watched)
+        self._move(watched)
         try:
             yield
         finally:
@@ -92,7 +89,6 @@ class Migration:
                 watched.task.cancel()
 
     def _move_all(self) -> None:
-        self._has_draining = any(worker.is_draining for worker in self._fleet.decode_workers())
         for watched in self._watched:
             self._move(watched)
 
