@@ -17,6 +17,7 @@ from twostroke.grammar.compiler import GrammarCompiler
 from twostroke.grammar.state import GrammarState
 from twostroke.grammar.vocabulary import load_vocabulary
 from twostroke.request import Attempt, GenerateRequest, Grammar, SamplingParams
+from twostroke.rpc.server import RpcServer
 from twostroke.scheduler.constraints.grammar_run import GrammarRun
 from twostroke.scheduler.sequence import Sequence
 from twostroke.worker.answers import AnswerFeature
@@ -86,7 +87,10 @@ class CompiledAnswers:
         self._metrics = metrics
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammars", initializer=be_nice)
         self._compiler: Future[GrammarCompiler] | None = None
-        if facts.model_dir:  # before the first request: reading a vocabulary keeps Python's lock for up to some seconds
+
+    def begin(self) -> None:
+        """Reads the vocabulary before the first request: that keeps Python's lock for up to some seconds."""
+        if self._facts.model_dir:
             self._compiler = self._new_compiler()
 
     async def feature_of(self, attempt: Attempt, others: ListOf[AnswerFeature]) -> GrammarAnswer:
@@ -128,6 +132,10 @@ class Grammars(Branch):
         self.readings = self._advancer = ThreadedAdvancer(host.wake)
         metrics = GrammarMetrics(host.metrics.registry, host.config.role.value)
         self.answers = self._answers = CompiledAnswers(host.facts, metrics)
+
+    def serve(self, rpc: RpcServer, tasks: asyncio.TaskGroup) -> None:
+        """Begins now, when the costs of steps have been measured."""
+        self._answers.begin()
 
     def stop(self) -> None:
         self._answers.close()

@@ -99,7 +99,7 @@ class BlockPool(FullGroup):
     def unshare_last(self, held: Mapping[Part, PageId]) -> None:
         """Releases what `share_last` returned."""
         for group in self.others:
-            group.unshare([page for page in held.values() if group.owns(page)])
+            group.unshare([page for _, page in sorted(held.items()) if group.owns(page)])
 
     # Pinning
 

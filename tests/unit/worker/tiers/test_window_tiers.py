@@ -16,6 +16,7 @@ from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.parts import GroupKind
 from twostroke.kv_cache.tier import Tier
 from twostroke.scheduler.sequence import Sequence
+from twostroke.worker.tiers.loads.running import RunningLoads
 from twostroke.worker.tiers.opening import share_of
 from twostroke.worker.tiers.reader import TierReaders
 
@@ -133,6 +134,21 @@ async def test_another_worker_gets_both_groups_from_a_tier(tmp_path: Path) -> No
         got = await new.answer(SHORT, TOKENS)
         assert got.tokens == fresh.tokens
         assert got.last.local_tokens == len(hashes) * BLOCK
+
+
+async def test_another_worker_gets_all_last_window_parts_or_none_are_of_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other loads, which leave no room for further pages of a prefix, leave room for the parts at its end."""
+    monkeypatch.setattr(RunningLoads, "pending", lambda loads, group, tier: 0 if group is GroupKind.FULL else 1000)
+    async with (
+        windowed(tmp_path, worker_id="holder") as holder,
+        windowed(worker_id="asker") as asker,
+        router_to(holder) as old,
+    ):
+        await displaced(old, holder, SHORT)
+        hashes = block_hashes_of(SHORT, BLOCK)
+        assert await fetch(asker, holder, hashes) == len(hashes)
 
 
 async def test_each_group_has_the_share_of_a_tier_that_it_has_of_the_pool(tmp_path: Path) -> None:

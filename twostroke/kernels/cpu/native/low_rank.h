@@ -11,7 +11,7 @@
 
 namespace twostroke {
 
-// `NativeLowRank` of kernels/cpu/low_rank.py, field by field.
+// `NativeLowRank` of engine/adapters/model_adapters.py, field by field.
 struct LowRank {
     const uint16_t *a;  // bfloat16 [rank][inputs]; null: nothing is added
     const uint16_t *b;  // bfloat16 [rank][outputs]
@@ -20,7 +20,7 @@ struct LowRank {
     float unused;
 };
 
-// `NativeAdapterLayer` of kernels/cpu/low_rank.py.
+// `NativeAdapterLayer` of engine/adapters/model_adapters.py.
 struct AdapterLayer {
     LowRank q, k, v, output, gate, up, down;
 };

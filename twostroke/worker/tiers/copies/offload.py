@@ -32,8 +32,8 @@ class Offload:
         self, memory: Pages, tiers: Mapping[Tier, LowerTier], disk: DiskTier | None, changes: TierChanges
     ) -> None:
         """`memory` is the pool's; `tiers` are those in use, highest first."""
-        self._memory = memory
         self._access: PageAccess | None = memory.access(1) if tiers else None
+        self._access_off_loop: PageAccess | None = memory.access(1) if tiers else None
         self._threads: CopyThreads[PageAccess] | None = None
         self._tiers = tiers
         self._disk = disk
@@ -73,7 +73,7 @@ class Offload:
     @property
     def most_copies(self) -> int:
         """Blocks that a lower tier can take at once."""
-        return self._highest.room
+        return self._highest.room if self._tiers else 0
 
     def keeps(self, block_hash: BlockHash) -> bool:
         """Tells whether a block that is evicted needs no copy; it is then the last to leave host memory."""
@@ -93,7 +93,8 @@ class Offload:
     ) -> None:
         """Runs a copy on a thread, which starts with the first one."""
         if self._threads is None:
-            self._threads = CopyThreads("tier-copies", [self._memory.access(1)])
+            assert self._access_off_loop is not None, "there is a tier"
+            self._threads = CopyThreads("tier-copies", [self._access_off_loop])
         self._threads.submit(copy, copied)
 
     # End
@@ -106,8 +107,9 @@ class Offload:
         """Ends the thread, after what it does now."""
         if self._threads is not None:
             self._threads.close()
-        if self._access is not None:
-            self._access.close()
+        for access in (self._access, self._access_off_loop):
+            if access is not None:
+                access.close()
 
     @property
     def _highest(self) -> LowerTier:

@@ -41,9 +41,12 @@ class SharedLoads:
         (`GroupPool.unshare`) and then calls `give_up_unwanted`. A page without a writer did not come.
         """
         tiers = self._tiers[group]
-        held = [block for block in blocks if tiers.holds(hashes[block])]
-        is_coming = self._pool.groups[group].writer_of
-        shared, _ = self._share(group, hashes, [block for block in held if is_coming(hashes[block]) is not None])
+        writer_of = self._pool.groups[group].writer_of
+        coming = {block for block in blocks if writer_of(hashes[block]) is not None}
+        if group is GroupKind.FULL:
+            coming = {block for block in coming if tiers.holds(hashes[block])}
+        held = [block for block in blocks if block in coming or tiers.holds(hashes[block])]
+        shared, _ = self._share(group, hashes, [block for block in held if block in coming])
         for tier in LOWER_TIERS:
             missing = [block for block in held if block not in shared]
             if missing and tier in tiers.used:
@@ -66,7 +69,8 @@ class SharedLoads:
     ) -> dict[int, PageId]:
         """Holds and loads what this tier holds, as far as there is room and it pays; returns the pages."""
         held = [block for block in missing if self._tiers[group].place(tier, hashes[block]) is not None]
-        held = held[: self._room(group, tier)]
+        if group is GroupKind.FULL:  # of a further group, the last blocks of a prefix are of use only together
+            held = held[: self._room(tier)]
         price = self._prices[group].of(tier, hashes, held, None) if held else None
         if price is None:
             return {}
@@ -86,10 +90,10 @@ class SharedLoads:
         reads = reads_from(self._tiers[group], tier, hashes, {block: pages[block] for block in blocks})
         self._loads.start(group, tier, reads, price, None)
 
-    def _room(self, group: GroupKind, tier: Tier) -> int:
-        """Returns how many more pages loads for other workers may take."""
-        most = max(1, self._pool.groups[group].total // POOL_PART)
-        return max(0, most - self._loads.pending(group, tier))
+    def _room(self, tier: Tier) -> int:
+        """Returns how many more pages of the first group loads for other workers may take."""
+        most = max(1, self._pool.groups[GroupKind.FULL].total // POOL_PART)
+        return max(0, most - self._loads.pending(GroupKind.FULL, tier))
 
     def _share(
         self, group: GroupKind, hashes: Sequence[BlockHash], blocks: Sequence[int]
