@@ -61,4 +61,4 @@ class StoredMessages(Generic[MessageT]):
             return None
 
     def _digest(self, data: bytes) -> bytes:
-        return hashlib.blake2b(data, digest_size=DIGEST_BYTES, person=f"twostroke.{self._kind}".encode()).digest()
+        return hashlib.blake2b(data, digest_size=DIGEST_BYTES, person=self._kind.encode()).digest()

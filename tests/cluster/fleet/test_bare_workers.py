@@ -8,8 +8,10 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from tests.cluster.processes import Client, ProcessCluster, running_cluster
+from tests.cluster.processes import Client, running_cluster
+from tests.cluster.requests.deaths import asked_until, kill_the_busiest
 from tests.lora import random_tensors, write_adapter
+from tests.metrics_page import total
 from twostroke.config import CacheConfig, ModelConfig
 from twostroke.models.adapters.peft import read_adapter
 
@@ -24,17 +26,6 @@ async def answers(client: Client) -> list[list[int]]:
     return await asyncio.gather(*(client.tokens(prompt, **SAMPLED) for prompt in PROMPTS))
 
 
-async def killed_mid_stream(cluster: ProcessCluster, client: Client) -> list[list[int]]:
-    """The answers, while a decode worker with streams is killed."""
-    streaming = asyncio.create_task(answers(client))
-    while (await cluster.load("decode-0")).running < 2 or (await cluster.load("decode-0")).waiting:
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(0.1)
-    await cluster.kill("decode-0")
-    assert not streaming.done()
-    return await streaming
-
-
 async def test_the_trunk_alone_serves_splits_and_survives_a_killed_decode_worker() -> None:
     async with running_cluster(prefill=1, decode=2, model=PACED, cache=POOL) as whole:
         client = Client(whole.grpc)
@@ -44,9 +35,14 @@ async def test_the_trunk_alone_serves_splits_and_survives_a_killed_decode_worker
         prefill=1, decode=2, model=PACED, cache=POOL, prefill_module=BARE, decode_module=BARE
     ) as cluster:
         client = Client(cluster.grpc)
-        assert await killed_mid_stream(cluster, client) == expected
+        is_killed, living = asyncio.Event(), {"decode-0", "decode-1"}
+        asked = asyncio.ensure_future(asked_until(is_killed, lambda: answers(client)))
+        await kill_the_busiest(cluster, living, 20, asked)
+        is_killed.set()
+        assert all(came == expected for came in await asked)
+        assert total(cluster.http, "twostroke_reopened_requests_total") > 0
         assert cluster.metric("prefill-0", "twostroke_served_pages_total") > 0, "prompts were split"
-        assert cluster.metric("decode-1", "twostroke_sampled_tokens_total") > 0
+        assert cluster.metric(*living, "twostroke_sampled_tokens_total") > 0
         await client.close()
 
 

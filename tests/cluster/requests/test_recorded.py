@@ -54,7 +54,7 @@ async def test_claude_code_gets_an_answer_and_reuses_its_prefix(cluster: Process
         for nonce, most in (("36ee5", CLAUDE_CODE["max_tokens"]), ("0aaa9", 8)):
             header = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.177; cch={nonce};"}
             system = [header, *CLAUDE_CODE["system"][1:]]
-            asked = {**CLAUDE_CODE, "model": "tiny", "system": system, "max_tokens": most}
+            asked = {**CLAUDE_CODE, "model": "tiny", "system": system, "max_tokens": most, "temperature": 0}
             counted = await client.post("/v1/messages/count_tokens", json=asked, headers=HEADERS)
             got = await client.post("/v1/messages?beta=true", json=asked, headers=HEADERS)
             assert got.status_code == 200, got.text
