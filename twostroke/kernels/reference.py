@@ -28,6 +28,7 @@ def gather_kv(
     begin, end = first // pool.block, -(-context_len // pool.block)
     pages = pool.read(block_table[begin:end].long(), layer)
     seen = pages.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : context_len - begin * pool.block].to(dtype)
+    # seen: [2, kv_heads, tokens, head_dim] of K and V, or [1, ...] of latents, whose values are a part of the keys
     k, *values = functional.pad(seen, (0, 0, begin * pool.block, 0)) if begin else seen
     return k, values[0] if values else k[..., : pool.value_dim]
 
@@ -144,7 +145,7 @@ def span_attention(
             context_lens=(context,),
             block_tables=spans.block_tables[sequence, None],
             write_slots=positions.long(),
-            cosines=positions,
+            cosines=positions,  # not used: the rows are rotated already
             sines=positions,
         )
         out[first : first + rows] = paged_attention(q[first : first + rows], pool, layer, batch, rules, sinks)

@@ -12,7 +12,7 @@ from types import TracebackType
 
 
 def log_bug(log: logging.Logger, what: str, *facts: object, error: BaseException) -> None:
-    """Logs an error that is our mistake: `what` with `facts`, then a line for each exception in its chain."""
+    """Logs a mistake of ours: `what`, a format, with `facts`, then a line for each exception in the chain."""
     log.error(f"{what} error=%s", *facts, "".join(f"\n  {line}" for line in _chain(error)))
 
 

@@ -184,7 +184,7 @@ class RankProcesses:
         except RankLost:
             raise
         except Exception as error:
-            self._fate.blamed()
+            self._fate.blamed()  # waits: what another rank has said of its end comes first
             raise self.lose(f"the first rank failed with {type(error).__name__}: {error}") from error
 
     def send(self, batch: Any) -> None:
@@ -209,6 +209,7 @@ class RankProcesses:
                 with write_end, self._sending:
                     for connection in self._connections:
                         connection.send_bytes(pickle.dumps(Aside()))
+                        # descriptors follow their message over the same socket
                         with socket.socket(fileno=os.dup(connection.fileno())) as way:
                             socket.send_fds(way, [b"\0"], [memory, write_end.fileno()])
             except OSError as error:

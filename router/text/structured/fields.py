@@ -65,7 +65,10 @@ def _either(
 
 
 def opened(output: StructuredOutput | None, wanted: Any) -> StructuredOutput | None:
-    """Lets schemas leave out what objects may not have, where the client asks for the letter of JSON Schema."""
+    """Allows properties that a schema does not name, where the client has said that they are not to be disabled.
+
+    JSON Schema allows them where `additionalProperties` is missing.
+    """
     is_closed = wanted.get(CLOSES) if isinstance(wanted, Mapping) else None
     if not isinstance(is_closed, bool | None):
         raise wrong_kind(f"structured_outputs.{CLOSES}", is_closed, "true or false")

@@ -88,7 +88,7 @@ class _Patterns:
             alone = {"patternProperties": {pattern: {"type": "null"}}, "additionalProperties": False}
             matcher = self._matcher({"type": "object", **alone})
             matcher.consume_token(ord("{"))
-            mask = matcher.compute_bitmask()
+            mask = matcher.compute_bitmask()  # behind `{`, a name begins with a quote; without one, no name matches
             self._without_names[pattern] = not (matcher.is_error() or bool(mask[_QUOTE // 8] >> _QUOTE % 8 & 1))
         return self._without_names[pattern]
 
@@ -104,7 +104,8 @@ MOST_PARTS = 10_000
 def joint_schemas(schemas: Sequence[tuple[Place, Schema]], root: Any) -> Iterator[tuple[Place, list[Schema]]]:
     """Gives each schema with those that apply to its values through `allOf` and `$ref`, and one of each `anyOf`.
 
-    Also what several parts say together of a property, or of a list's items. `schemas`: all of the document.
+    Also what several parts say together of a property, or of a list's items. `schemas`: all of the document. An option
+    of `oneOf` counts as one of `anyOf`. `chosen` are the ids of the lists of which an option was taken already.
     """
     waiting = [(place, [schema], frozenset[int]()) for place, schema in reversed(schemas)]
     seen, left = set[tuple[frozenset[int], frozenset[int]]](), MOST_PARTS

@@ -29,7 +29,7 @@ class RoutedPairs:
     tile_starts: torch.Tensor
     """int32 [tiles]: the first place of each tile"""
     tile_ends: torch.Tensor
-    """int32 [tiles]: the place behind its last one; an unused tile has its first one"""
+    """int32 [tiles]: the place behind its last one; that of its start where the tile is unused"""
     tile_experts: torch.Tensor
     """int32 [tiles]"""
     counts: torch.Tensor
@@ -51,6 +51,7 @@ class RoutedPairs:
         tile_ends = tiles_of.cumsum(0)
         tile = torch.arange(most_tiles(len(flat), experts), device=flat.device)
         expert = torch.searchsorted(tile_ends, tile, right=True).clamp_(max=experts - 1)
+        # the number of a tile among those of its expert: tile - tile_ends + tiles_of
         first = ends[expert] - counts[expert] + (tile - tile_ends[expert] + tiles_of[expert]) * TILE_ROWS
         starts = torch.minimum(first, ends[expert])
         return cls(

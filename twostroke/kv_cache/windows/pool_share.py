@@ -16,7 +16,7 @@ from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.kv_cache.pool_size import GroupPages, PoolSize, enough_pages
 
 USUAL_WINDOWS: Final = 4
-"""Windows that a sequence of the usual length is long. With shorter sequences the pages of windows run out first, and
+"""The usual length of a sequence, in windows. With shorter sequences the pages of windows run out first, and
 with longer ones the other pages. Models with windows are made for several times their length."""
 SPARE_BLOCKS: Final = 2
 """Blocks of window pages in addition to those that the window spans: a window begins and ends within a block."""

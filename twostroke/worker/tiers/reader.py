@@ -201,7 +201,7 @@ class ReaderThread(Generic[Place]):
                 continue
             try:
                 job.times = self._timed(functools.partial(self._bring, job, access, read), job.times)
-            except MissingPage as error:
+            except MissingPage as error:  # out here: no page was read, so it must not count in the times
                 job.failed(read, error)
 
     def _bring(self, job: ReadJob[Place], access: PageAccess, read: PageRead[Place]) -> None:
@@ -211,7 +211,7 @@ class ReaderThread(Generic[Place]):
             job.failed(read, error)
 
     def _timed(self, fetch: Callable[[], object], times: ReadTimes) -> ReadTimes:
-        """Fetches a page, and returns the times with its own."""
+        """Fetches a page. Returns `times` with what this took added."""
         started_s = time.monotonic()
         self._busy.begin(self._index, started_s)
         begun, is_beside = self._busy.begun_beside(self._index), self._busy.is_beside(self._index)
