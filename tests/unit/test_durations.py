@@ -85,7 +85,7 @@ def test_each_file_notes_what_it_and_its_processes_take(tmp_path: Path) -> None:
     run = read_run((tmp_path / "run.xml").read_text())
     assert 0.4 < run.folders["busy"] < 5
     assert run.folders["idle"] < 0.4
-    assert run.files["idle/test_idle.py"] > 1
+    assert run.files["idle/test_idle.py"] >= 1
 
 
 CONFTEST = """
