@@ -101,10 +101,6 @@ class PoolLayout:
         """Returns the region of a page; scratch pages have no number, except that of a pool with one region."""
         return bisect.bisect_right(self._firsts, page) - 1
 
-    def row_of(self, page: int) -> int:
-        """Returns which page of its region a page is."""
-        return page - self.first(self.region_of(page))
-
     def page_bytes_of(self, page: int) -> int:
         return self.regions[self.region_of(page)].page_bytes
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from twostroke.rpc.v1 import worker_pb2
@@ -32,7 +31,3 @@ class PeerPrefix:
         message.peer.CopyFrom(self.worker)
         message.peer_blocks = self.blocks
         message.peer_load_s = self.load_s
-
-    def part_of(self, blocks: Iterable[int]) -> list[int]:
-        """Returns those of the blocks that it is expected to hold."""
-        return [block for block in blocks if block < self.blocks]

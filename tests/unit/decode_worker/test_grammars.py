@@ -18,6 +18,7 @@ from twostroke.config import ModelConfig
 from twostroke.grammar.compiler import GrammarCompiler
 from twostroke.grammar.state import GrammarState
 from twostroke.request import Grammar, token_bits
+from twostroke.worker.steps.engine_steps import EngineSteps
 
 EOS = 300
 SPEED = "prefill_tokens_per_s=1e6,step_ms=1,step_us_per_seq=0"
@@ -31,6 +32,23 @@ ANSWER = regex(PATTERN)
 def text_of(tokens: list[int]) -> str:
     assert tokens[-1] == EOS
     return bytes(tokens[:-1]).decode()
+
+
+async def test_the_vocabulary_is_read_when_the_costs_of_steps_have_been_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Reading it keeps Python's lock, which would make the measured steps long."""
+    happened: list[str] = []
+    prepare = EngineSteps.prepare
+
+    async def prepared(steps: EngineSteps) -> None:
+        await prepare(steps)
+        happened.append("measured")
+
+    monkeypatch.setattr(EngineSteps, "prepare", prepared)
+    monkeypatch.setattr(grammars.CompiledAnswers, "begin", lambda answers: happened.append("read"))
+    async with decode(model=MODEL):
+        assert happened == ["measured", "read"]
 
 
 async def test_an_answer_matches_its_grammar_and_ends_where_that_ends() -> None:

@@ -20,7 +20,6 @@ LAYOUT = PoolLayout.of(5, 4100, PageRegion(3, 96), PageRegion(4, 5000))
 
 def test_pages_are_numbered_through_and_know_their_group_and_length() -> None:
     assert [LAYOUT.region_of(page) for page in range(LAYOUT.pages)] == [0] * 5 + [1] * 3 + [2] * 4
-    assert [LAYOUT.row_of(page) for page in range(LAYOUT.pages)] == [0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2, 3]
     assert [LAYOUT.first(region) for region in range(3)] == [0, 5, 8]
     assert [LAYOUT.page_bytes_of(page) for page in (4, 5, 11)] == [4100, 96, 5000]
     assert LAYOUT.bytes_of([0, 1, 7, 8]) == 2 * 4100 + 96 + 5000

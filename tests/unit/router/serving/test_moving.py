@@ -93,7 +93,7 @@ async def test_whoever_cannot_fetch_the_pages_costs_the_answer_nothing_but_time(
     assert third.opens or len(other.opens) > 1
 
 
-async def test_an_answer_whose_refuge_dies_on_the_way_stays_where_it_is_until_there_is_another(
+async def test_an_answer_whose_target_dies_on_the_way_stays_where_it_is_until_there_is_another(
     fleet, ask, statuses, soon, sampled
 ):
     core, answer, leaving, other = await begun(fleet, ask, worker_wait_s=0.2)
@@ -110,7 +110,7 @@ async def test_an_answer_whose_refuge_dies_on_the_way_stays_where_it_is_until_th
     assert sampled(core, "migrated_requests_total") == 1
 
 
-async def test_while_the_only_decode_worker_begins_a_new_life_requests_wait_and_are_not_refused(
+async def test_while_the_only_decode_worker_begins_a_new_epoch_requests_wait_and_are_not_refused(
     fleet, ask, statuses, soon
 ):
     leaving = await fleet.add("decode-0")
@@ -144,3 +144,16 @@ async def test_nobody_asks_what_is_known_of_an_answer_while_it_has_nowhere_to_go
     watched.attempt.assert_not_called()
     leaving.hold_at = None
     assert (await answer.task).is_right
+
+
+async def test_a_stream_that_begins_on_a_worker_that_drains_already_moves_at_once(fleet, ask):
+    """The worker was chosen before it said that it drains, and the fleet does not change after that."""
+    core, answer, leaving, other = await begun(fleet, ask)
+    migration = core._with.migration
+    (before,) = migration._watched
+    other.hold_at = None
+    drain(leaving)
+    assert (await answer.task).is_right
+    with migration.watching(before.stream, Mock(), before.parent):
+        (watched,) = migration._watched
+        assert watched.task is not None
