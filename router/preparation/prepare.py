@@ -34,9 +34,9 @@ from router.requests.params import (
 from router.requests.work import PreparationOutcome, Work
 from router.text.cache_hints import TokenHint
 from router.text.infill import infill_ends, infill_text
-from router.text.output.answer_grammar import answer_grammar, unmarked_calls
+from router.text.output.grammars.answers import answer_grammar, unmarked_calls
+from router.text.output.output_formats import REASONING_BY_NAME
 from router.text.output.parsing import Parsing, callable_tools
-from router.text.output.reasoning_formats import BY_NAME
 from router.text.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt, common_length, diverging_chat, prompt_field
 from router.text.structured.output import StructuredOutput
 from router.text.tokenizer import Text
@@ -220,7 +220,7 @@ class _Preparation:
                 'name one with --tool-call-parser, or send tool_choice "none"',
                 field="tools",
             )
-        opening = BY_NAME[formats.reasoning].opening if formats.reasoning else ""
+        opening = REASONING_BY_NAME[formats.reasoning].opening if formats.reasoning else ""
         end = self._text.decode(tokens.ids[-OPENING_TOKENS:], skip_special_tokens=False).rstrip() if opening else ""
         tools = {} if use is None else callable_tools(prompt.tools)
         is_open = bool(opening) and end.endswith(opening)

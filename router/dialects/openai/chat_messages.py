@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from router.dialects.openai.custom_tools import CUSTOM_INPUT
+from router.text.output.framing import ToolUse
 from router.text.output.parts import INVALID_JSON
-from router.text.output.tools.tool_use import ToolUse
 from router.text.prompts import check_role
 from twostroke.base.client_text import shown
 from twostroke.base.errors import InvalidRequest, UnsupportedFeature

@@ -15,7 +15,7 @@ from router.json_body import Body, Integer, TokenIds, is_token_list
 from router.requests.client_request import AnswerRequest
 from router.requests.params import MAX_PROMPTS, AnswerOptions
 from router.text.cache_hints import TokenHint, hint_s, message_hints
-from router.text.output.tools.tool_use import ToolUse
+from router.text.output.framing import ToolUse
 from router.text.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from router.text.structured.fields import STRUCTURED, structured_output
 from twostroke.base.errors import InvalidRequest, UnsupportedFeature

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from router.text.output.framing import Framing, State, Tools, Unmarked
-from router.text.output.marks import Marks
-from router.text.output.tools.tool_grammar import MAX_UNMARKED_TOOLS, CallGrammar, ToolSchema, object_rules
-from router.text.output.tools.tool_use import ToolUse
+from router.text.output.framing import Framing, State, Tools, ToolUse, Unmarked
+from router.text.output.grammars.calls import MAX_UNMARKED_TOOLS, CallGrammar, Marks, ToolSchema, object_rules
 from router.text.output.values.call_object import CallObject
 from router.text.output.values.json_scanner import Progress
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from router.text.output.framing import Framing, State, Tools
-from router.text.output.marks import Marks, quoted
-from router.text.output.tools.tool_grammar import CallGrammar, ToolSchema, alternatives, refuse_strict
-from router.text.output.tools.tool_use import ToolUse
+from router.text.output.framing import Framing, State, Tools, ToolUse
+from router.text.output.grammars.calls import CallGrammar, Marks, ToolSchema, alternatives, quoted, refuse_strict
 from router.text.output.values.arguments_text import ArgumentsText
 from router.text.output.values.json_scanner import Progress
 from router.text.output.values.python_value import PythonValue, json_string

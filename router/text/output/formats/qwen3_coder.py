@@ -6,11 +6,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from router.text.output.framing import Framing, State, Tools
-from router.text.output.marks import Marks, quoted
+from router.text.output.framing import Framing, State, Tools, ToolUse
+from router.text.output.grammars.calls import CallGrammar, Marks, ToolSchema, alternatives, json_rule, quoted
 from router.text.output.prose import MarkMatcher
-from router.text.output.tools.tool_grammar import CallGrammar, ToolSchema, alternatives, json_rule
-from router.text.output.tools.tool_use import ToolUse
 from router.text.output.values.admitted_values import Admitted, admitted_by, branches_of, may_be_text
 from router.text.output.values.arguments_text import ArgumentsText
 from router.text.output.values.plain_value import PlainValue
