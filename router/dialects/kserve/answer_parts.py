@@ -72,17 +72,18 @@ class Outputs:
     def _logprobs(self, token: SampledToken) -> dict[int, dict[str, object]]:
         """Returns a token's logprobs and those of the others that are wanted, as the vLLM backend writes them.
 
-        The rank of a token that is not among the likeliest is not known, nor are those of tokens that the client names.
+        The position of a token that is not among the likeliest is not known, nor are those of tokens that the client
+        names.
         """
         is_named = bool(self._request.options.logprob_token_ids)
         likeliest: dict[int, tuple[int | None, float]] = {
-            other: (None if is_named else rank, logprob) for rank, (other, logprob) in enumerate(token.top, 1)
+            other: (None if is_named else position, logprob) for position, (other, logprob) in enumerate(token.top, 1)
         }
-        rank = likeliest.get(token.token, (None, 0.0))[0]
-        entries = {token.token: (rank, token.logprob), **likeliest}
+        position = likeliest.get(token.token, (None, 0.0))[0]
+        entries = {token.token: (position, token.logprob), **likeliest}
         return {
-            other: {"logprob": finite(logprob), "rank": rank, "decoded_token": token_text(self._text, other)}
-            for other, (rank, logprob) in entries.items()
+            other: {"logprob": finite(logprob), "rank": position, "decoded_token": token_text(self._text, other)}
+            for other, (position, logprob) in entries.items()
         }
 
 
