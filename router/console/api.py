@@ -1,4 +1,4 @@
-"""The console's calls: JSON for operators, below /console/api."""
+"""The console's calls: JSON for operators, below /console/api. The console is a branch of the router."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router.console import block_map, explanation, fleet_actions, pin_forms, request_list
+from router.console import block_map, explanation, fleet_actions, request_list
 from router.console.access import check_caller, read_fields
 from router.console.fleet_actions import FleetActions
 from router.console.fleet_view import FleetView, Shared, rendered
-from router.console.pages import SECURITY_HEADERS
+from router.console.pages import SECURITY_HEADERS, ConsolePages
 from router.dialects.openai.reply import ERRORS
 from router.endpoints.errors import error_response
-from router.pin_admin import PinAdmin
+from router.pins import forms
+from router.pins.admin import PinAdmin
 from router.requests.request_handler import RequestHandler
+from router.server_branch import RouterBranch, RouterParts
 from twostroke import __version__
 from twostroke.base.errors import InternalError, NotFound, PeerLost, ServeError
 from twostroke.observability.bug_log import log_bug
@@ -35,6 +37,13 @@ API = "/console/api"
 JSON = "application/json"
 Call = Callable[[Request], Awaitable[dict[str, Any] | bytes]]
 """Returns what is said, or JSON that was made for several viewers."""
+
+
+class Console(RouterBranch):
+    def __init__(self, parts: RouterParts) -> None:
+        actions, pins = FleetActions(parts.supervisor), PinAdmin(parts.handler, parts.supervisor)
+        api = ConsoleApi(parts.handler, parts.recorder, actions, pins, router_id=parts.router_id)
+        self.routes = (*ConsolePages().routes(), *api.routes())
 
 
 class ConsoleApi:
@@ -78,7 +87,7 @@ class ConsoleApi:
             "router": self._router_id,
             "version": __version__,
             "model": self._handler.model,
-            "adapters": sorted(dispatcher.named_models),
+            "named_models": sorted(dispatcher.named_models),
             "recommended": self._handler.recommended.said(),
         }
         try:
@@ -125,17 +134,17 @@ class ConsoleApi:
         return {"done": await act(given)}
 
     async def _list_pins(self, _: Request) -> dict[str, Any]:
-        return pin_forms.listed(await self._pins.list(pins_pb2.ListPinsRequest()))
+        return forms.listed(await self._pins.List(pins_pb2.ListPinsRequest()))
 
     async def _add_pin(self, request: Request) -> dict[str, Any]:
-        added = await self._pins.add(pin_forms.add_request(await read_fields(request, pin_forms.ADD_FIELDS)))
+        added = await self._pins.Add(forms.add_request(await read_fields(request, forms.ADD_FIELDS)))
         log.info("operator pinned pin=%s request=%s", added.pin_id, request.state.request_id)
         return {"done": f"pin {added.pin_id}: {added.pinned_tokens} of {added.tokens} tokens are pinned"}
 
     async def _remove_pin(self, request: Request) -> dict[str, Any]:
-        wanted = pin_forms.remove_request(await read_fields(request, pin_forms.REMOVE_FIELDS))
+        wanted = forms.remove_request(await read_fields(request, forms.REMOVE_FIELDS))
         log.info("operator removes pin=%s request=%s", wanted.pin_id, request.state.request_id)
-        removed = (await self._pins.remove(wanted)).removed
+        removed = (await self._pins.Remove(wanted)).removed
         return {"done": f"pin {wanted.pin_id} is removed" if removed else f"there is no pin {wanted.pin_id}"}
 
 

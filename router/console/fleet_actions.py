@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from router.server_branch import SupervisorCalls
 from twostroke.base.errors import InvalidRequest
-from twostroke.rpc.channel import PeerChannel
-from twostroke.rpc.membership import Membership
-from twostroke.rpc.v1 import fleet_pb2, fleet_pb2_grpc
+from twostroke.rpc.v1 import fleet_pb2
+from twostroke.rpc.v1.fleet_pb2_grpc import FleetStub
 
 LONGEST_DRAIN_S = 3600.0
 ANSWER_S = 120.0
@@ -20,9 +20,8 @@ ROLE_FIELDS: dict[str, type] = {"worker": str, "role": str}
 
 
 class FleetActions:
-    def __init__(self, fleet_address: str, membership: Membership) -> None:
-        self._fleet_address = fleet_address
-        self._membership = membership
+    def __init__(self, supervisor: SupervisorCalls) -> None:
+        self._supervisor = supervisor
 
     async def drain(self, fields: dict[str, Any]) -> str:
         """Returns what happened in words, once the worker has left or serves again.
@@ -35,22 +34,16 @@ class FleetActions:
         request = fleet_pb2.DrainWorkerRequest(
             worker_id=worker, deadline_s=deadline_s, restart=fields["restart"], force=fields["force"]
         )
-        left = (await self._ask("DrainWorker", request, deadline_s + ANSWER_S)).open_requests
+        left = (await self._supervisor.ask(FleetStub, "DrainWorker", request, deadline_s + ANSWER_S)).open_requests
         cut = f"; {left} requests were cut off and go on elsewhere" if left else ""
         return f"{worker} {'serves again' if fields['restart'] else 'has left'}{cut}"
 
     async def assign_role(self, fields: dict[str, Any]) -> str:
         worker, role = _named(fields), fields["role"]
-        await self._ask("AssignRole", fleet_pb2.AssignRoleRequest(worker_id=worker, role=role), ANSWER_S)
+        await self._supervisor.ask(
+            FleetStub, "AssignRole", fleet_pb2.AssignRoleRequest(worker_id=worker, role=role), ANSWER_S
+        )
         return f"{worker} serves as a {role} worker; counts stay as they are until: twostroke scale --auto"
-
-    async def _ask(self, method: str, request: Any, timeout_s: float) -> Any:
-        channel = PeerChannel(self._fleet_address, self._membership)
-        try:
-            stub = fleet_pb2_grpc.FleetStub(channel.channel)
-            return await channel.call(getattr(stub, method), request, timeout_s)
-        finally:
-            await channel.close()
 
 
 def _named(fields: dict[str, Any]) -> str:

@@ -20,9 +20,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.auth.auth import Authenticator
 from router.dialects.table import error_form_at
 from router.endpoints.errors import SHOULD_RETRY_HEADER, error_response
-from router.endpoints.health_pages import HEALTH_PATHS, INDEX
-from router.endpoints.kserve.pages import LIVE_PATH, READY_PATH
-from router.endpoints.openapi import OPENAPI_PATH
 from router.requests.params import check_request_id
 from twostroke.base.errors import Forbidden, InvalidApiKey, InvalidRequest, MisdirectedRequest, RateLimitExceeded
 from twostroke.config import EndpointsConfig
@@ -61,10 +58,6 @@ class RequestIds:
             return
         await self._app(scope, receive, send_with_id)
 
-
-OPEN_PATHS = HEALTH_PATHS | {"/metrics", INDEX, OPENAPI_PATH, LIVE_PATH, READY_PATH}
-"""Paths that take no key. Metrics are among them only where they have no port of their own. The description of the
-endpoints says nothing of the cluster."""
 
 CONSOLE_PAGE, CONSOLE_FILES = "/console", "/console/static/"
 """The console's page and the beginning of its files' paths: they say nothing of the cluster, and take no key. Its API

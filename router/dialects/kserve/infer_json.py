@@ -20,6 +20,12 @@ from router.text.output.events import TextEvent
 from router.text.tokenizer import Text
 from twostroke.base.errors import InvalidRequest, ServeError, UnsupportedFeature
 
+BODY: Json = {
+    "type": "object",
+    "properties": {"inputs": {"type": "array"}, "outputs": {"type": "array"}, "parameters": {"type": "object"}},
+    "required": ["inputs"],
+}
+"""Schema of the bodies."""
 MOST_TENSORS = 64
 """Tensors that a message names; more than there are is a mistake in the client."""
 SIZE = "binary_data_size"

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from router.dialects.kserve.fields import ASKED_OUTPUTS, OPTIONS, json_object, read_field
+from router.dialects.kserve.fields import ASKED_OUTPUTS, OF_REQUEST, OPTIONS, json_object, read_field
+from router.dialects.reply import Json
 from router.json_body import as_number, checked_utf8, wrong_kind
 from router.requests.client_request import AnswerRequest
 from router.requests.params import AnswerOptions, check_request_id
@@ -30,8 +31,14 @@ _LOGPROBS = frozenset({"cumulative_logprob", "logprobs"})
 """Outputs that need the tokens' logprobs."""
 _OF_BODY = frozenset({"parameters", "model", "version", "id"})
 """Fields of a JSON body that are no inputs."""
-_OF_REQUEST = ("priority", "cache_salt", "kv_exactness", "speculation", "user")
-"""Fields that AnswerRequest has under the same names."""
+
+
+BODY: Json = {
+    "type": "object",
+    "properties": {"text_input": {"type": "string"}, "parameters": {"type": "object"}},
+    "required": ["text_input"],
+}
+"""Schema of the bodies of `generate`, which have other inputs beside these."""
 
 
 class KServeRequest(AnswerRequest):
@@ -97,7 +104,7 @@ def request_of(received: Received) -> KServeRequest:
     if options.n > 1 and (stream or details):
         raise UnsupportedFeature("n above 1 is supported for whole answers without details alone", field="n")
     timeout = fields.get("timeout")
-    given: dict[str, Any] = {name: fields[name] for name in _OF_REQUEST if name in fields}
+    given: dict[str, Any] = {name: fields[name] for name in OF_REQUEST if name in fields}
     return KServeRequest.read(
         {
             **given,

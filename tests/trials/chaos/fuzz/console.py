@@ -20,8 +20,9 @@ from router.console.api import API, ConsoleApi
 from router.console.fleet_actions import FleetActions
 from router.endpoints.app import build_http_app
 from router.metrics import RouterMetrics
-from router.pin_admin import PinAdmin
+from router.pins.admin import PinAdmin
 from router.requests.request_handler import RequestHandler
+from router.server_branch import SupervisorCalls
 from router.text.tokenizer import ByteText
 from tests.inline_preparer import InlinePreparer
 from tests.trials.chaos.fuzz.mutate import TEXTS, mutate_json
@@ -85,8 +86,8 @@ def _app() -> Any:
     root = dispatcher.recorder.root("request", f"{ASKED}~0123456789abcdef", "")
     root.begin("prepare").end()
     root.end()
-    membership = Membership.of(TOKEN, None)
-    pins, actions = PinAdmin(handler, NOWHERE, membership), FleetActions(NOWHERE, membership)
+    supervisor = SupervisorCalls(NOWHERE, Membership.of(TOKEN, None))
+    pins, actions = PinAdmin(handler, supervisor), FleetActions(supervisor)
     api = ConsoleApi(handler, dispatcher.recorder, actions, pins, router_id="router-0")
     return build_http_app(handler, NoAuthentication(TOKEN), max_body_bytes=1 << 16, further=tuple(api.routes()))
 
