@@ -19,7 +19,7 @@ from router.http_server.exchange import WRITE_PART, PartWriter
 from router.requests.client_request import ClientRequest
 from router.requests.request_handler import RequestHandler
 from router.requests.resume import with_pulse
-from router.text.output.events import TextEvent
+from router.text.output.events import TextEvent, WholeOutput
 from twostroke.base.errors import Cancelled, Draining, ServeError
 
 Value = TypeVar("Value")
@@ -84,7 +84,7 @@ class AnswerResponse(Response):
     async def _send_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         response: Response
         try:
-            body = await self._handler.answer_whole(self._request, lambda: _Body(self._new_reply()))
+            body = await self._handler.answer_whole(self._request, lambda: WholeOutput(self._new_reply()))
             response = await self._whole(body.reply)
         except ServeError as error:
             response = error_response(error, self._errors, self._request.request_id)
@@ -117,20 +117,6 @@ class AnswerResponse(Response):
             if isinstance(error, Draining) and self._request.is_resumable:
                 return  # cut, not closed: a client that sees no end resumes at another router
             await events.end(reply.failure(error))
-
-
-class _Body:
-    """Keeps every event for the body."""
-
-    is_ready = True
-
-    def __init__(self, reply: Reply) -> None:
-        self.reply = reply
-        self.put = reply.add
-
-    def flush(self) -> None: ...
-
-    async def drain(self) -> None: ...
 
 
 class _EventStream:

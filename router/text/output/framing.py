@@ -82,6 +82,13 @@ class Framing:
         self._held.append(text)
         self._held_chars += len(text)
 
+    def hold_space(self, char: str) -> bool:
+        """Holds whitespace. Returns False for anything else, and where no more may be held."""
+        if not char.isspace() or self.is_full:
+            return False
+        self.hold(char)
+        return True
+
     def begin_call(self, name: str, arguments: ArgumentsText) -> None:
         """Begins a call: what was held is its framing."""
         self.accept()

@@ -13,11 +13,10 @@ from router.text.output.grammars.calls import (
     ToolSchema,
     alternatives,
     arguments_rules,
-    quoted,
 )
 from router.text.output.prose import MarkMatcher
 from router.text.output.values.arguments_text import ArgumentsText
-from router.text.output.values.json_scanner import Progress
+from router.text.output.values.json_scanner import Progress, quoted
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 CONSTRAIN, END, RETURN, CALL = "<|constrain|>", "<|end|>", "<|return|>", "<|call|>"

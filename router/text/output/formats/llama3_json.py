@@ -46,8 +46,7 @@ class Llama3JsonSyntax:
     def _opening(self, char: str) -> bool:
         if char == "{":
             return self._begin_object()
-        if char.isspace() and not self._framing.is_full:
-            self._framing.hold(char)
+        if self._framing.hold_space(char):
             return True
         self._framing.give_up()
         self.state = self._prose

@@ -12,6 +12,7 @@ from typing import Any
 
 from router.json_body import wrong_kind
 from router.text.output.framing import ToolUse
+from router.text.output.values.json_scanner import quoted
 from router.text.structured.json_schema import UnsupportedSchema, checked_schema
 from router.text.structured.sources import json_options
 from twostroke.base.client_text import shown
@@ -53,10 +54,6 @@ class Marks:
     def lazy_rule(text: str) -> str:
         """Returns the rule of text that ends where the mark is spelled first."""
         return f"{_lazy_name(text)}[lazy]: TEXT {quoted(text)}"
-
-
-def quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _lazy_name(text: str) -> str:
