@@ -179,7 +179,7 @@ def _dialect_at(path: str) -> Dialect | None:
 def _content(path: str) -> Json:
     """Returns the media types of a path's bodies. Empty: it takes none."""
     if path in BODIES:
-        return {"application/json": {"schema": _body(path)}}
+        return {"application/json": {"schema": body_schema(path)}}
     dialect = _dialect_at(path)
     if dialect is None:
         return {}
@@ -187,7 +187,8 @@ def _content(path: str) -> Json:
     return {**content, "application/octet-stream": {}} if dialect.takes_bytes else content
 
 
-def _body(path: str) -> Json:
+def body_schema(path: str) -> Json:
+    """Returns the JSON schema of a path's bodies, which is one of `BODIES`."""
     properties: dict[str, Any] = {}
     body = BODIES[path]
     for name, schema in itertools.chain.from_iterable(map(_fields, body.kinds)):

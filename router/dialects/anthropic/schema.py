@@ -12,7 +12,7 @@ from pydantic import Field
 from router.dialects.anthropic.conversation import ConversationBuilder
 from router.dialects.anthropic.tools import is_parallel, openai_choice, openai_tools
 from router.dialects.openai.chat_messages import tool_use_of, tools_of
-from router.dialects.openai.schema import refuse_unsupported
+from router.dialects.openai.schema import is_empty, is_never, refuse_unsupported, top_k_of
 from router.json_body import Body, Integer, Strings, wrong_kind
 from router.requests.client_request import AnswerRequest
 from router.requests.params import MAX_REQUEST_ID_CHARS, MAX_STOP_CHARS, MAX_STOP_STRINGS, AnswerOptions
@@ -23,13 +23,13 @@ from twostroke.base.client_text import shown
 from twostroke.base.errors import InvalidRequest, UnsupportedFeature
 
 _HARMLESS: Mapping[str, Callable[[Any], bool]] = {
-    "container": lambda value: value is None,
-    "mcp_servers": lambda value: not value,
-    "response_format": lambda value: value is None,
-    "return_token_ids": lambda value: not value,
-    "return_tokens_as_token_ids": lambda value: not value,
+    "container": is_never,
+    "mcp_servers": is_empty,
+    "response_format": is_never,
+    "return_token_ids": is_empty,
+    "return_tokens_as_token_ids": is_empty,
     "include_reasoning": lambda value: value is True,
-    "add_special_tokens": lambda value: not value,
+    "add_special_tokens": is_empty,
 }
 """Fields whose effect is not offered here, and the values that ask for none. Other unknown fields are ignored."""
 
@@ -138,9 +138,8 @@ def parse_messages(body: Mapping[str, Any]) -> MessagesRequest:
     _refuse_unsupported(body)
     fields, chat = _MessagesFields.read(body), ConversationBuilder()
     prompts = (fields.prompt(chat),)
-    top_k = body.get("top_k") or None  # 0 means all tokens
     limits = _Limits.read(body)
-    own = {"top_k": top_k, "stop": limits.stop, "structured": _output_format(body), **limits.length}
+    own = {"top_k": top_k_of(body, 0), "stop": limits.stop, "structured": _output_format(body), **limits.length}
     options = AnswerOptions.read({**body, **dict.fromkeys(OTHER_OPTIONS), **own})
     made = {"prompts": prompts, "options": options, "had_billing_header": chat.had_billing_header}
     return MessagesRequest.read({**body, "user": fields.user, **made})

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.dialects.kserve.fields import ASKED_OUTPUTS, OF_REQUEST, OPTIONS, json_object, read_field
+from router.dialects.openai.schema import top_k_of
 from router.dialects.reply import Json
 from router.json_body import as_number, checked_utf8, wrong_kind
 from router.requests.client_request import AnswerRequest
@@ -169,8 +170,7 @@ def _fields(sent: Mapping[str, Any], *, may_be_unknown: bool) -> dict[str, Any]:
 
 def _options(fields: Mapping[str, Any], *, needs_logprobs: bool) -> AnswerOptions:
     options = {name: fields[name] for name in OPTIONS if name in fields}
-    if options.get("top_k") in (0, -1) and not isinstance(options["top_k"], bool):
-        del options["top_k"]
+    options["top_k"] = top_k_of(options, 0, -1)
     if needs_logprobs:
         options.setdefault("logprobs", 0)
     return AnswerOptions.read({**options, "structured": structured_output(_structured_fields(fields))})

@@ -22,45 +22,45 @@ from twostroke.base.errors import InvalidRequest, UnsupportedFeature
 from twostroke.request import MAX_LOGPROBS
 
 
-def _is_empty(value: Any) -> bool:
+def is_empty(value: Any) -> bool:
     return not value
 
 
-def _is_never(value: Any) -> bool:
+def is_never(value: Any) -> bool:
     return False
 
 
 HARMLESS: Mapping[str, Callable[[Any], bool]] = {
-    "functions": _is_empty,
+    "functions": is_empty,
     "function_call": lambda value: value in ("none", "auto"),
-    "audio": _is_empty,
+    "audio": is_empty,
     "modalities": lambda value: value == ["text"],
-    "prediction": _is_empty,
-    "web_search_options": lambda value: value is None,
-    "prompt_embeds": _is_empty,
-    "truncate_prompt_tokens": lambda value: value is None,
-    "use_beam_search": _is_empty,
+    "prediction": is_empty,
+    "web_search_options": is_never,
+    "prompt_embeds": is_empty,
+    "truncate_prompt_tokens": is_never,
+    "use_beam_search": is_empty,
     "length_penalty": lambda value: value == 1,
-    "bad_words": _is_empty,
-    "documents": _is_empty,
-    "no_repeat_ngram_size": _is_empty,
+    "bad_words": is_empty,
+    "documents": is_empty,
+    "no_repeat_ngram_size": is_empty,
     "typical_p": lambda value: value == 1,
     "tfs_z": lambda value: value == 1,
-    "top_a": _is_empty,
-    "mirostat": _is_empty,
-    "dry_multiplier": _is_empty,
-    "xtc_probability": _is_empty,
-    "images": _is_empty,
-    "json_mode": _is_empty,
-    "truncation_side": _is_never,
+    "top_a": is_empty,
+    "mirostat": is_empty,
+    "dry_multiplier": is_empty,
+    "xtc_probability": is_empty,
+    "images": is_empty,
+    "json_mode": is_empty,
+    "truncation_side": is_never,
     "thinking_token_budget": lambda value: value == -1,
     "spaces_between_special_tokens": lambda value: value is True,
-    "repetition_detection": _is_never,
-    "logits_processors": _is_empty,
-    "vllm_xargs": _is_empty,
-    "early_stopping": _is_empty,
-    "guided_whitespace_pattern": _is_never,
-    "return_prompt_text": _is_empty,
+    "repetition_detection": is_never,
+    "logits_processors": is_empty,
+    "vllm_xargs": is_empty,
+    "early_stopping": is_empty,
+    "guided_whitespace_pattern": is_never,
+    "return_prompt_text": is_empty,
 }
 """Fields whose effect is not offered here, and the values that ask for none. Other unknown fields are ignored, as
 OpenAI's servers and vLLM do."""
@@ -103,6 +103,12 @@ def refuse_unsupported(values: Mapping[str, Any]) -> None:
         value = values.get(name)
         if value is not None and not is_harmless(value):
             raise UnsupportedFeature(f"{name} is not supported by this server", field=name)
+
+
+def top_k_of(body: Mapping[str, Any], *unlimited: int) -> Any:
+    """Returns the field's value, and None where it is one of the numbers that mean all tokens."""
+    top_k = body.get("top_k")
+    return None if top_k in unlimited and not isinstance(top_k, bool) else top_k
 
 
 def effort_variables(effort: str | None) -> dict[str, Any]:
@@ -271,10 +277,9 @@ def _request(
 
 
 def _options(body: Mapping[str, Any], logprobs: int | None, special: Mapping[str, Any]) -> AnswerOptions:
-    top_k = body.get("top_k")
     usual = {
         "max_tokens": body.get("max_tokens") if body.get("max_completion_tokens") is None else None,
-        "top_k": None if top_k in (0, -1) and not isinstance(top_k, bool) else top_k,
+        "top_k": top_k_of(body, 0, -1),
         "logprobs": logprobs,
         "structured": None if STRUCTURED.isdisjoint(body) else structured_output(body),
     }
