@@ -19,7 +19,7 @@ from router.endpoints.grpc.service import SERVICE_NAME, InferenceService
 from router.endpoints.middleware import browser_middleware
 from router.http_server.server import HttpServer, http_config
 from router.metrics import RouterMetrics
-from router.preparation.public_prefixes import read_public_prefixes
+from router.preparation.preparer import read_public_prefixes
 from router.requests.request_handler import RequestHandler
 from router.requests.resume import Seeds
 from router.requests.work import Preparer

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
+from router.auth.api_keys import operator_key
 from router.auth.auth import NoAuthentication
-from router.auth.operator_key import operator_key
 from router.console.api import API, ConsoleApi
 from router.console.fleet_actions import FleetActions
 from router.endpoints.app import build_http_app
