@@ -31,7 +31,7 @@ _Named = kserve.ModelReadyRequest | kserve.ModelMetadataRequest | kserve.ModelCo
 class KServe(RouterBranch):
     services = (SERVICE_NAME,)
     open_methods = tuple(f"/{SERVICE_NAME}/{name}" for name in ("ServerLive", "ServerReady"))
-    """As /live and /ready."""
+    """Methods that need no API key, as /live and /ready."""
 
     def __init__(self, parts: RouterParts) -> None:
         self._service = KServeService(parts.handler, parts.calls)
