@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
@@ -13,9 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router.console import block_map, explanation, fleet_actions, request_list
+from router.console import block_map, explanation, request_list
 from router.console.access import check_caller, read_fields
-from router.console.fleet_actions import FleetActions
 from router.console.fleet_view import FleetView, Shared, rendered
 from router.console.pages import SECURITY_HEADERS, ConsolePages
 from router.dialects.openai.reply import ERRORS
@@ -23,15 +23,24 @@ from router.endpoints.errors import error_response
 from router.pins import forms
 from router.pins.admin import PinAdmin
 from router.requests.request_handler import RequestHandler
-from router.server_branch import RouterBranch, RouterParts
+from router.server_branch import RouterBranch, RouterParts, SupervisorCalls
 from twostroke import __version__
-from twostroke.base.errors import InternalError, NotFound, PeerLost, ServeError
+from twostroke.base.errors import InternalError, InvalidRequest, NotFound, PeerLost, ServeError
 from twostroke.observability.bug_log import log_bug
-from twostroke.rpc.v1 import control_pb2, pins_pb2
+from twostroke.rpc.v1 import control_pb2, fleet_pb2, pins_pb2
+from twostroke.rpc.v1.fleet_pb2_grpc import FleetStub
 from twostroke.rpc.waterfall import ROOT, lines_of, missing_of
 from twostroke.tracing.recorder import MOST_REQUESTS, Recorder
 
 log = logging.getLogger(__name__)
+
+LONGEST_DRAIN_S = 3600.0
+ANSWER_S = 120.0
+"""Seconds beyond the deadline for a drain, or for a switch of roles: what is open is handed over, and a worker that
+restarts loads its model."""
+
+DRAIN_FIELDS: dict[str, type] = {"worker": str, "deadline_s": float, "restart": bool, "force": bool}
+ROLE_FIELDS: dict[str, type] = {"worker": str, "role": str}
 
 API = "/console/api"
 JSON = "application/json"
@@ -70,8 +79,8 @@ class ConsoleApi:
         }
         writes: dict[str, Call] = {
             "blocks": self._blocks,
-            "drain": partial(self._act, self._actions.drain, fleet_actions.DRAIN_FIELDS),
-            "role": partial(self._act, self._actions.assign_role, fleet_actions.ROLE_FIELDS),
+            "drain": partial(self._act, self._actions.drain, DRAIN_FIELDS),
+            "role": partial(self._act, self._actions.assign_role, ROLE_FIELDS),
             "pins/add": self._add_pin,
             "pins/remove": self._remove_pin,
         }
@@ -146,6 +155,41 @@ class ConsoleApi:
         log.info("operator removes pin=%s request=%s", wanted.pin_id, request.state.request_id)
         removed = (await self._pins.Remove(wanted)).removed
         return {"done": f"pin {wanted.pin_id} is removed" if removed else f"there is no pin {wanted.pin_id}"}
+
+
+class FleetActions:
+    """What operators do to workers, by the supervisor's calls: it drains them and switches their roles."""
+
+    def __init__(self, supervisor: SupervisorCalls) -> None:
+        self._supervisor = supervisor
+
+    async def drain(self, fields: dict[str, Any]) -> str:
+        """Returns what happened in words, once the worker has left or serves again.
+
+        Raises what the supervisor raises.
+        """
+        worker, deadline_s = _named(fields), fields["deadline_s"]
+        if not (math.isfinite(deadline_s) and 0 <= deadline_s <= LONGEST_DRAIN_S):
+            raise InvalidRequest(f"deadline_s must be from 0 to {LONGEST_DRAIN_S:.0f} seconds", field="deadline_s")
+        request = fleet_pb2.DrainWorkerRequest(
+            worker_id=worker, deadline_s=deadline_s, restart=fields["restart"], force=fields["force"]
+        )
+        left = (await self._supervisor.ask(FleetStub, "DrainWorker", request, deadline_s + ANSWER_S)).open_requests
+        cut = f"; {left} requests were cut off and go on elsewhere" if left else ""
+        return f"{worker} {'serves again' if fields['restart'] else 'has left'}{cut}"
+
+    async def assign_role(self, fields: dict[str, Any]) -> str:
+        worker, role = _named(fields), fields["role"]
+        await self._supervisor.ask(
+            FleetStub, "AssignRole", fleet_pb2.AssignRoleRequest(worker_id=worker, role=role), ANSWER_S
+        )
+        return f"{worker} serves as a {role} worker; counts stay as they are until: twostroke scale --auto"
+
+
+def _named(fields: dict[str, Any]) -> str:
+    if not fields["worker"]:
+        raise InvalidRequest("a worker must be named", field="worker")
+    return str(fields["worker"])
 
 
 def _explained(known: control_pb2.GetTraceResponse) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -99,10 +100,15 @@ class OpenAIRequest(AnswerRequest):
 
 def refuse_unsupported(values: Mapping[str, Any]) -> None:
     """Raises UnsupportedFeature that names the first field whose effect is not offered here."""
-    for name, is_harmless in HARMLESS.items():
+    refuse(values, HARMLESS, "is not supported by this server")
+
+
+def refuse(values: Mapping[str, Any], harmless: Mapping[str, Callable[[Any], bool]], said: str) -> None:
+    """Raises UnsupportedFeature, with what is `said`, for a field that has no harmless value."""
+    for name, is_harmless in harmless.items():
         value = values.get(name)
         if value is not None and not is_harmless(value):
-            raise UnsupportedFeature(f"{name} is not supported by this server", field=name)
+            raise UnsupportedFeature(f"{name} {said}", field=name)
 
 
 def top_k_of(body: Mapping[str, Any], *unlimited: int) -> Any:
@@ -131,7 +137,7 @@ class ChatFields(Body):
     parallel_tool_calls: bool | None = None
     cache_control: Any = None
 
-    @property
+    @cached_property
     def given_tools(self) -> ChatTools:
         return read_chat_tools(self.tools, self.tool_choice)
 

@@ -16,8 +16,7 @@ from urllib.parse import urlencode
 
 from router.auth.api_keys import operator_key
 from router.auth.auth import NoAuthentication
-from router.console.api import API, ConsoleApi
-from router.console.fleet_actions import FleetActions
+from router.console.api import API, ConsoleApi, FleetActions
 from router.endpoints.app import build_http_app
 from router.metrics import RouterMetrics
 from router.pins.admin import PinAdmin
