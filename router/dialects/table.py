@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -30,12 +30,8 @@ from router.requests.resume import Progress, StreamPoint
 from router.text.tokenizer import Text
 from twostroke.rpc.v1 import inference_pb2, kserve_pb2
 
-
-class MakeReply(Protocol):
-    def __call__(self, request: Any, point: StreamPoint, model: str, text: Text, progress: Progress) -> Reply:
-        """Returns the reply. `request` is what the dialect's `parse` returned, `model` the name that the
-        client called.
-        """
+MakeReply = Callable[[Any, StreamPoint, str, Text, Progress], Reply]
+"""Returns the reply to what the dialect's `parse` returned. The text names the model that the client called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

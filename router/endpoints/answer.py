@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.dialects.reply import JSON_LENGTH_HEADER, ErrorForm, Json, JsonWithBytes, Reply
 from router.endpoints.errors import error_response
-from router.http_server.exchange import WRITE_PART, PartWriter
+from router.http_server.exchange import WRITE_PART, Exchange
 from router.requests.client_request import ClientRequest
 from router.requests.request_handler import RequestHandler
 from router.requests.resume import with_pulse
@@ -122,7 +122,7 @@ class AnswerResponse(Response):
 class _EventStream:
     """Server-sent events. What the connection takes at once is written at once, the rest through ASGI."""
 
-    def __init__(self, reply: Reply, send: Send, parts: PartWriter | None) -> None:
+    def __init__(self, reply: Reply, send: Send, parts: Exchange | None) -> None:
         self._reply = reply
         self._send = send
         self._parts = parts

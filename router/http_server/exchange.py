@@ -34,19 +34,9 @@ _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _NO_BODY = (204, 304)
 
 WRITE_PART = "twostroke.write_part"
-"""Name of the ASGI extension by which parts of a streamed body are written without passing the middleware."""
+"""Name of the ASGI extension, an `Exchange`, which writes parts of a streamed body without passing the middleware."""
 
 Headers = list[tuple[bytes, bytes]]
-
-
-class PartWriter(Protocol):
-    """The extension `WRITE_PART`."""
-
-    @property
-    def takes_parts(self) -> bool:
-        """Tells whether a part can be written now. Where it cannot, `send` has to, which waits for the client."""
-
-    def write_part(self, data: bytes) -> None: ...
 
 
 class ExchangeConnection(Protocol):
@@ -195,6 +185,7 @@ class Exchange:
 
     @property
     def takes_parts(self) -> bool:
+        """Tells whether a part can be written now. Where it cannot, `send` has to, which waits for the client."""
         return self._is_chunked and self._wire.is_writable and not (self._head or self.is_gone or self.is_complete)
 
     def write_part(self, data: bytes) -> None:

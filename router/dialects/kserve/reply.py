@@ -27,7 +27,6 @@ class GenerateReply:
         self._usage: Usage | None = None
 
     def add(self, event: TextEvent) -> None:
-        """Keeps an event for `body`."""
         self._outputs.add(event)
         self._last = event.token or self._last
         self._usage = event.usage or self._usage

@@ -68,7 +68,6 @@ class OpenAIReply:
         self._usage: Usage | None = None
 
     def add(self, event: TextEvent) -> None:
-        """Keeps an event for `body`."""
         choice = self._choices[event.choice]
         choice.texts.append(event.text)
         if event.parts:
@@ -83,7 +82,6 @@ class OpenAIReply:
 
     @property
     def is_long(self) -> bool:
-        """Tells whether its body takes more than some milliseconds to make."""
         options = self._request.options
         tokens = sum(len(choice.tokens) for choice in self._choices) * (1 + options.shown_logprobs)
         if options.prompt_logprobs is not None or self._request.return_token_ids:
@@ -92,7 +90,6 @@ class OpenAIReply:
         return tokens > LONG_BODY
 
     def body(self) -> Json:
-        """Returns the whole response; every event must have been added."""
         assert self._usage is not None
         choices = [self._whole(index, choice) for index, choice in enumerate(self._choices)]
         body = {**self._head, "object": self._object, "choices": choices, "usage": usage_body(self._usage)}

@@ -237,9 +237,8 @@ def parse_chat(body: Mapping[str, Any]) -> OpenAIRequest:
         if body.get(name):
             raise UnsupportedFeature(f"{name} is for completions: a chat has no place for it", field=name)
     fields = ChatFields.read(body)
-    request = _request(body, (fields.prompt,), logprobs, {"is_prompt_only": False}, is_chat=True)
-    custom_names = fields.given_tools.custom_names if fields.tools else frozenset[str]()
-    return request.model_copy(update={"custom_names": custom_names})
+    prompt, custom_names = fields.prompt, fields.given_tools.custom_names if fields.tools else frozenset[str]()
+    return _request(body, (prompt,), logprobs, {"is_prompt_only": False}, custom_names, is_chat=True)
 
 
 def parse_completion(body: Mapping[str, Any]) -> OpenAIRequest:
@@ -269,27 +268,25 @@ def _request(
     prompts: tuple[Prompt, ...],
     logprobs: int | None,
     special: Mapping[str, Any],
+    custom_names: frozenset[str] = frozenset(),
     *,
     is_chat: bool,
 ) -> OpenAIRequest:
-    options = _options(body, logprobs, special)
-    made = {"is_chat": is_chat, "custom_names": None, "prompts": prompts, "options": options}
-    request = OpenAIRequest.read({**body, **made})
-    if request.best_of is not None and request.best_of != options.n:
-        raise UnsupportedFeature("best_of other than n is not supported by this server", field="best_of")
-    if request.prompt_logprobs is not None and request.stream:
-        raise UnsupportedFeature("prompt_logprobs are not available when `stream=True`.", field="prompt_logprobs")
-    return request
-
-
-def _options(body: Mapping[str, Any], logprobs: int | None, special: Mapping[str, Any]) -> AnswerOptions:
+    """Reads what all requests have in common. `special` are options that the dialect makes of other fields."""
     usual = {
         "max_tokens": body.get("max_tokens") if body.get("max_completion_tokens") is None else None,
         "top_k": top_k_of(body, 0, -1),
         "logprobs": logprobs,
         "structured": None if STRUCTURED.isdisjoint(body) else structured_output(body),
     }
-    return AnswerOptions.read({**body, **usual, **special})
+    options = AnswerOptions.read({**body, **usual, **special})
+    made = {"is_chat": is_chat, "custom_names": custom_names, "prompts": prompts, "options": options}
+    request = OpenAIRequest.read({**body, **made})
+    if request.best_of is not None and request.best_of != options.n:
+        raise UnsupportedFeature("best_of other than n is not supported by this server", field="best_of")
+    if request.prompt_logprobs is not None and request.stream:
+        raise UnsupportedFeature("prompt_logprobs are not available when `stream=True`.", field="prompt_logprobs")
+    return request
 
 
 def _echoed(prompt: Prompt) -> Prompt:

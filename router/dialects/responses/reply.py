@@ -41,7 +41,6 @@ class ResponsesReply:
         """What stands around the text, and then around the number, in deltas of messages, by index in the output."""
 
     def add(self, event: TextEvent) -> None:
-        """Keeps an event for `body`."""
         for _ in self._item_events(event):
             pass
 
