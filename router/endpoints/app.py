@@ -22,7 +22,7 @@ from router.dialects.table import DIALECTS, Dialect, error_form_at
 from router.endpoints.answer import AnswerResponse, until_disconnect
 from router.endpoints.errors import error_response
 from router.endpoints.health_pages import HEALTH_PATHS, INDEX, HealthPages, with_index
-from router.endpoints.middleware import Entrance
+from router.endpoints.middleware import Authentication
 from router.endpoints.models import ModelPages
 from router.endpoints.openapi import OPENAPI_PATH, ClientPage, OpenApiPage, OperatorCall
 from router.json_body import as_number
@@ -99,7 +99,7 @@ def build_http_app(
         middleware=[
             *outer,
             Middleware(
-                Entrance,
+                Authentication,
                 authenticator=authenticator or NoAuthentication(),
                 open_paths=open_paths.union(each.path for each in operators),
             ),

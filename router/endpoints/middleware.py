@@ -44,7 +44,7 @@ PREFLIGHT_S = 600
 """Time for which a browser remembers what it may send."""
 
 
-class Entrance:
+class Authentication:
     """Gives every request an id, the client's own where it sent one, and authenticates it for as long as it takes.
 
     Every response has the id in its headers.
