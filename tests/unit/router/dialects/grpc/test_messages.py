@@ -50,15 +50,15 @@ async def test_a_message_leaves_without_a_wait_and_the_next_ones_wait_for_it() -
     for text in "bc":
         messages.put(TextEvent(0, text))
     drained = asyncio.create_task(messages.drain())
-    beaten = asyncio.create_task(messages.beat())
+    beaten = asyncio.create_task(messages.writer.beat())
     await asyncio.sleep(0.01)
     assert context.begun == ["a"]
     assert not drained.done()
     context.reads.set()
     await asyncio.gather(drained, beaten)
     assert context.written == ["a", "b", "c", ""]
-    assert (messages.is_ready, messages.is_started) == (True, True)
-    assert messages.sent_s <= time.monotonic()
+    assert (messages.is_ready, messages.writer.is_started) == (True, True)
+    assert messages.writer.sent_s <= time.monotonic()
 
 
 async def test_a_message_that_cannot_be_written_fails_the_answer_and_not_its_neighbours() -> None:
@@ -72,4 +72,4 @@ async def test_a_message_that_cannot_be_written_fails_the_answer_and_not_its_nei
     assert not messages.is_ready
     with pytest.raises(RuntimeError, match="has ended"):
         await messages.drain()
-    await messages.close()
+    await messages.writer.close()
