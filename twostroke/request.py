@@ -328,10 +328,10 @@ class PromptLogprobs:
         return list(zip(self.top_ids[start:end], self.top_logprobs[start:end], strict=True))
 
 
-def equal_tokens(known: Sequence[int], drafts: Sequence[int]) -> int:
+def equal_tokens(known: Sequence[int], proposed: Sequence[int]) -> int:
     """Returns how many leading tokens of the two are equal."""
-    pairs = enumerate(zip(known, drafts, strict=False))
-    return next((place for place, (token, draft) in pairs if token != draft), min(len(known), len(drafts)))
+    pairs = enumerate(zip(known, proposed, strict=False))
+    return next((place for place, (token, other) in pairs if token != other), min(len(known), len(proposed)))
 
 
 @functools.lru_cache(maxsize=1 << 14)

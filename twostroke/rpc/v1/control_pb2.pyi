@@ -200,14 +200,14 @@ class Load(_message.Message):
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_free: _Optional[int] = ..., pages_cached: _Optional[int] = ..., pages_arriving: _Optional[int] = ..., pages_active: _Optional[int] = ..., pages_quarantined: _Optional[int] = ..., seconds_per_token: _Optional[float] = ..., seconds_per_step: _Optional[float] = ..., state: _Optional[_Union[WorkerState, str]] = ..., queued_s: _Optional[float] = ..., prefill_busy_s: _Optional[float] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkRate, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierRate, _Mapping]]] = ..., slots: _Optional[int] = ..., max_waiting: _Optional[int] = ..., pages_pinned: _Optional[int] = ..., queried_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., conversion_page_s: _Optional[float] = ..., adapters: _Optional[_Iterable[bytes]] = ..., adapter_load_s: _Optional[float] = ..., further: _Optional[_Union[PageCounts, _Mapping]] = ..., stream_step: _Optional[_Union[StreamStep, _Mapping]] = ...) -> None: ...
 
 class StreamStep(_message.Message):
-    __slots__ = ("rows", "tokens", "draft_s")
+    __slots__ = ("rows", "tokens", "before_s")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_S_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_S_FIELD_NUMBER: _ClassVar[int]
     rows: float
     tokens: float
-    draft_s: float
-    def __init__(self, rows: _Optional[float] = ..., tokens: _Optional[float] = ..., draft_s: _Optional[float] = ...) -> None: ...
+    before_s: float
+    def __init__(self, rows: _Optional[float] = ..., tokens: _Optional[float] = ..., before_s: _Optional[float] = ...) -> None: ...
 
 class PageCounts(_message.Message):
     __slots__ = ("total", "free", "cached", "arriving", "active", "quarantined", "pinned")

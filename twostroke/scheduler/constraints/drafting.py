@@ -50,7 +50,7 @@ class Drafting:
             if length:
                 speculation.runs(price)
                 fitting = self._fitting(chunks[index].sequence, length, grow)
-                chunks[index] = chunks[index]._replace(drafts=draft.tokens[:fitting])
+                chunks[index] = chunks[index]._replace(proposed=draft.tokens[:fitting])
         return chunks
 
     def _draft(self, sequence: Sequence, speculation: Speculation) -> Draft:

@@ -41,7 +41,7 @@ class GrammarRun(Constraint):
 
     def most_ahead(self, sequence: Sequence, most: int) -> int:
         """Returns how many proposed tokens may run: each needs a mask."""
-        return min(most, self.state.most_drafts)
+        return min(most, self.state.most_proposed)
 
     def permitted(self, tokens: tuple[int, ...]) -> int:
         return self.state.permitted_prefix(tokens)
