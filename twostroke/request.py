@@ -190,13 +190,13 @@ class CacheHint:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterRef:
-    """An adapter that a request is computed with."""
+class WeightsRef:
+    """Weights beside the model's that a request is computed with."""
 
     digest: bytes
-    """Digest of its weights and scale: two with the same digest are the same adapter."""
+    """Those with the same digest are the same weights."""
     path: str = ""
-    """The folder that it was loaded from; a reader of it checks the digest."""
+    """The folder that they were loaded from; a reader of it checks the digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,8 +210,8 @@ class GenerateRequest:
     """Salt of the blocks after the public ones: only requests with the same salt share them."""
     public_blocks: int = 0
     """How many of the prompt's first blocks have hashes without a salt, so that everybody shares them."""
-    adapter: AdapterRef | None = None
-    """Computes the answer; None: only the model."""
+    weights: WeightsRef | None = None
+    """Weights that compute the answer with the model's; None: only the model's."""
     deadline_s: float | None = None
     """Unix seconds (time.time)."""
     speculation: str = ""
@@ -229,7 +229,7 @@ class GenerateRequest:
     @property
     def own_weights(self) -> bytes:
         """Digest of the weights that compute the answer beside the model's; empty where there are none."""
-        return b"" if self.adapter is None else self.adapter.digest
+        return b"" if self.weights is None else self.weights.digest
 
     @property
     def scores_prompt(self) -> bool:

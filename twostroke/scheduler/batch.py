@@ -58,12 +58,8 @@ class FeatureRows:
     masks: dict[int, list[npt.NDArray[np.uint32]]] = field(default_factory=dict)
     """Tokens that may come behind the last known token of a row, and behind each proposed one."""
     scores: list[ScoreRow] = field(default_factory=list)
-    adapters: dict[int, bytes] = field(default_factory=dict)
-    """Digest of the adapter of each row that has one."""
-
-    def adapters_of_all(self, rows: int) -> tuple[bytes | None, ...]:
-        """Returns the adapter of each row; None for one without."""
-        return tuple([self.adapters.get(row) for row in range(rows)])
+    weights: dict[int, bytes] = field(default_factory=dict)
+    """Digest of the weights of each row that has some beside the model's."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,8 +90,8 @@ class Batch:
     samples: tuple[SampleRow, ...] = ()
     """In the order of the sequences, and of the tokens of each."""
     scores: tuple[ScoreRow, ...] = ()
-    adapters: tuple[bytes | None, ...] = ()
-    """[S] digest of the adapter of each sequence; empty where none has one."""
+    weights: tuple[bytes | None, ...] = ()
+    """[S] digest of what each sequence is computed with beside the model's weights; empty where none has any."""
     released: tuple[int, ...] = ()
     """Pages of the first group with blocks that were finished or given up since the step before. What is kept for them
     besides the page can be freed."""

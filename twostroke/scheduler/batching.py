@@ -130,7 +130,7 @@ class BatchBuilder:
                 ]
             ),
             scores=tuple(features.scores),
-            adapters=features.adapters_of_all(len(chunks)) if features.adapters else (),
+            weights=tuple(map(features.weights.get, range(len(chunks)))) if features.weights else (),
             further=self._further.of(chunks, positions, rows, computed, ends),
         )
         return Step(tuple(chunks), batch)

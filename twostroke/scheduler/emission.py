@@ -46,7 +46,7 @@ class Emitter:
         meanwhile."""
 
     def emit(self, drawn: ListOf[Drawn]) -> list[Emitted]:
-        """Makes tokens known, as far as the proposed ones before them are right and readers are done within a moment."""
+        """Makes tokens known, as far as proposed ones before them are right and readers are done within a moment."""
         emitted = [self._plain(each) for each in drawn if each.sequence.reader is None]
         begun = [
             (each, self._reading(each, each.sequence.reader)) for each in drawn if each.sequence.reader is not None
