@@ -295,7 +295,7 @@ class PromptLogprobs:
 
     logprobs: array[float]
     """[T] natural log of each token's probability behind all tokens before it."""
-    ranks: array[int]
+    ordinals: array[int]
     """[T] 1 for the likeliest token of its place."""
     top_ids: array[int]
     """[T * k] the likeliest tokens of each place, likeliest first."""
@@ -304,16 +304,16 @@ class PromptLogprobs:
 
     @classmethod
     def of(
-        cls, logprobs: Iterable[float], ranks: Iterable[int], top_ids: Iterable[int], top_logprobs: Iterable[float]
+        cls, logprobs: Iterable[float], ordinals: Iterable[int], top_ids: Iterable[int], top_logprobs: Iterable[float]
     ) -> PromptLogprobs:
-        return cls(array("f", logprobs), array("I", ranks), array("I", top_ids), array("f", top_logprobs))
+        return cls(array("f", logprobs), array("I", ordinals), array("I", top_ids), array("f", top_logprobs))
 
     @classmethod
     def joined(cls, parts: Iterable[PromptLogprobs]) -> PromptLogprobs:
         whole = cls.of((), (), (), ())
         for part in parts:
             whole.logprobs.extend(part.logprobs)
-            whole.ranks.extend(part.ranks)
+            whole.ordinals.extend(part.ordinals)
             whole.top_ids.extend(part.top_ids)
             whole.top_logprobs.extend(part.top_logprobs)
         return whole

@@ -28,13 +28,13 @@ class NamedModel:
     @classmethod
     def of(cls, message: adapters_pb2.NamedAdapter) -> NamedModel:
         ref = WeightsRef(message.adapter.digest, message.adapter.path)
-        return cls(message.name, ref, message.rank, message.parameters, message.loaded_s)
+        return cls(message.name, ref, message.lora_rank, message.parameters, message.loaded_s)
 
     def to_message(self) -> adapters_pb2.NamedAdapter:
         return adapters_pb2.NamedAdapter(
             name=self.name,
             adapter=worker_pb2.Weights(digest=self.ref.digest, path=self.ref.path),
-            rank=self.lora_rank,
+            lora_rank=self.lora_rank,
             parameters=self.parameters,
             loaded_s=self.loaded_s,
         )

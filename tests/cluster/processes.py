@@ -272,7 +272,7 @@ class ProcessCluster:
     async def name_adapter(self, name: str, adapter: Adapter, folder: Path) -> None:
         """Serves what is in a folder, as the supervisor does; returns once the router does."""
         named = worker_pb2.Weights(digest=adapter.digest, path=str(folder))
-        self.adapters[name] = adapters_pb2.NamedAdapter(name=name, adapter=named, rank=adapter.lora_rank)
+        self.adapters[name] = adapters_pb2.NamedAdapter(name=name, adapter=named, lora_rank=adapter.lora_rank)
         self.publish()
         async with asyncio.timeout(PATIENCE_S):
             while name not in await asyncio.to_thread(self._served_models):

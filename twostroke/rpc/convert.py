@@ -194,12 +194,12 @@ def token_from_message(message: worker_pb2.Token) -> SampledToken:
 
 def prompt_logprobs_to_message(scores: PromptLogprobs) -> worker_pb2.PromptLogprobs:
     return worker_pb2.PromptLogprobs(
-        logprobs=scores.logprobs, ranks=scores.ranks, top_ids=scores.top_ids, top_logprobs=scores.top_logprobs
+        logprobs=scores.logprobs, ordinals=scores.ordinals, top_ids=scores.top_ids, top_logprobs=scores.top_logprobs
     )
 
 
 def prompt_logprobs_from_message(message: worker_pb2.PromptLogprobs) -> PromptLogprobs:
-    return PromptLogprobs.of(message.logprobs, message.ranks, message.top_ids, message.top_logprobs)
+    return PromptLogprobs.of(message.logprobs, message.ordinals, message.top_ids, message.top_logprobs)
 
 
 def error_to_message(error: ServeError) -> worker_pb2.ErrorInfo:

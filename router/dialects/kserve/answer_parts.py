@@ -72,17 +72,17 @@ class Outputs:
     def _logprobs(self, token: SampledToken) -> dict[int, dict[str, object]]:
         """Returns a token's logprobs and those of the others that are wanted, as the vLLM backend writes them.
 
-        The rank of a token that is not among the likeliest is not known, nor are those of tokens that the client names.
+        The ordinal of a token that is not among the likeliest is not known, nor is that of one that the client names.
         """
         is_named = bool(self._request.options.logprob_token_ids)
         likeliest: dict[int, tuple[int | None, float]] = {
-            other: (None if is_named else rank, logprob) for rank, (other, logprob) in enumerate(token.top, 1)
+            other: (None if is_named else ordinal, logprob) for ordinal, (other, logprob) in enumerate(token.top, 1)
         }
-        rank = likeliest.get(token.token, (None, 0.0))[0]
-        entries = {token.token: (rank, token.logprob), **likeliest}
+        ordinal = likeliest.get(token.token, (None, 0.0))[0]
+        entries = {token.token: (ordinal, token.logprob), **likeliest}
         return {
-            other: {"logprob": finite(logprob), "rank": rank, "decoded_token": token_text(self._text, other)}
-            for other, (rank, logprob) in entries.items()
+            other: {"logprob": finite(logprob), "rank": ordinal, "decoded_token": token_text(self._text, other)}
+            for other, (ordinal, logprob) in entries.items()
         }
 
 

@@ -54,12 +54,12 @@ def prompt_logprobs(text: Text, ids: Sequence[int], scores: PromptLogprobs | Non
     for place in range(len(scores or ())):
         assert scores is not None
         own = ids[place + 1]
-        entries = {own: _entry(text, own, scores.logprobs[place], scores.ranks[place])}
-        for rank, (token, logprob) in enumerate(scores.top(place)[:top], 1):
-            entries.setdefault(token, _entry(text, token, logprob, rank))
+        entries = {own: _entry(text, own, scores.logprobs[place], scores.ordinals[place])}
+        for ordinal, (token, logprob) in enumerate(scores.top(place)[:top], 1):
+            entries.setdefault(token, _entry(text, token, logprob, ordinal))
         shown[place + 1] = {str(token): entry for token, entry in entries.items()}
     return shown
 
 
-def _entry(text: Text, token: int, logprob: float, rank: int) -> Json:
-    return {"logprob": finite(logprob), "rank": rank, "decoded_token": token_text(text, token)}
+def _entry(text: Text, token: int, logprob: float, ordinal: int) -> Json:
+    return {"logprob": finite(logprob), "rank": ordinal, "decoded_token": token_text(text, token)}

@@ -349,16 +349,16 @@ class DraftCounts(_message.Message):
     def __init__(self, drafted: _Optional[int] = ..., kept: _Optional[int] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
-    __slots__ = ("logprobs", "ranks", "top_ids", "top_logprobs")
+    __slots__ = ("logprobs", "ordinals", "top_ids", "top_logprobs")
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    RANKS_FIELD_NUMBER: _ClassVar[int]
+    ORDINALS_FIELD_NUMBER: _ClassVar[int]
     TOP_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     logprobs: _containers.RepeatedScalarFieldContainer[float]
-    ranks: _containers.RepeatedScalarFieldContainer[int]
+    ordinals: _containers.RepeatedScalarFieldContainer[int]
     top_ids: _containers.RepeatedScalarFieldContainer[int]
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, logprobs: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+    def __init__(self, logprobs: _Optional[_Iterable[float]] = ..., ordinals: _Optional[_Iterable[int]] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Token(_message.Message):
     __slots__ = ("id", "logprob", "top")

@@ -66,7 +66,7 @@ def digest(number: int) -> bytes:
 
 def named(name: str, number: int) -> adapters_pb2.NamedAdapter:
     adapter = worker_pb2.Weights(digest=digest(number), path=f"/loras/{number}")
-    return adapters_pb2.NamedAdapter(name=name, adapter=adapter, rank=4)
+    return adapters_pb2.NamedAdapter(name=name, adapter=adapter, lora_rank=4)
 
 
 @contextlib.asynccontextmanager
