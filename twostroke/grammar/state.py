@@ -10,8 +10,7 @@ import numpy as np
 from llguidance import LLMatcher
 
 from twostroke.base.token_mask import WORD_BITS, Mask
-from twostroke.grammar.digits import MOST_DIGITS
-from twostroke.grammar.vocabulary import Vocabulary
+from twostroke.grammar.vocabulary import MOST_DIGITS, Vocabulary
 
 TOO_LONG = "the answer's grammar takes too long to follow from here on"
 DEAD_END = (

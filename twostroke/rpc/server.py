@@ -31,8 +31,7 @@ from twostroke.base.errors import (
 )
 from twostroke.observability.bug_log import log_bug
 from twostroke.rpc.connections import SPARE, Connections
-from twostroke.rpc.entrance import Context, Entrance, OwnEntrance
-from twostroke.rpc.open_calls import OpenCalls
+from twostroke.rpc.entrance import Context, Entrance, OpenCalls, OwnEntrance
 from twostroke.rpc.proof import BEGIN, CallVerifier
 from twostroke.rpc.public_services import HealthService, serve_reflection
 from twostroke.rpc.tls import server_credentials

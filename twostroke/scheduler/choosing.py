@@ -10,9 +10,8 @@ from twostroke.scheduler.batch import MOST_EXTRA_LOGITS
 from twostroke.scheduler.batching import Chunk
 from twostroke.scheduler.branches import Extension
 from twostroke.scheduler.cost import Budget, StepCost
-from twostroke.scheduler.demand import Demand
 from twostroke.scheduler.progress import BlockProgress
-from twostroke.scheduler.sequence import Sequence
+from twostroke.scheduler.sequence import Demand, Sequence
 from twostroke.scheduler.values import SchedulerLimits
 
 

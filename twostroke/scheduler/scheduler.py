@@ -21,15 +21,13 @@ from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import FinishReason
 from twostroke.scheduler.batch import StepResult
 from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
-from twostroke.scheduler.branches import SchedulerBranches
+from twostroke.scheduler.branches import ClaimGate, OpenGate, SchedulerBranches
 from twostroke.scheduler.choosing import ChunkChooser
 from twostroke.scheduler.cost import Budget
 from twostroke.scheduler.emission import Drawn, Emitted, Emitter
-from twostroke.scheduler.gates import ClaimGate, OpenGate
-from twostroke.scheduler.load import SchedulerLoad
+from twostroke.scheduler.load import ADMISSION_LOOKAHEAD, SchedulerLoad, WaitingQueue
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import AdmittedSequence, Emission, SchedulerLimits
-from twostroke.scheduler.waiting_queue import ADMISSION_LOOKAHEAD, WaitingQueue
 from twostroke.scheduler.windows.places import places_of
 from twostroke.scheduler.windows.progress import progress_of
 

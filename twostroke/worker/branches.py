@@ -23,9 +23,8 @@ from twostroke.request import Attempt, WeightsRef
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2
 from twostroke.scheduler.batch import Batch, StepResult
-from twostroke.scheduler.branches import Extension, SchedulerBranches, SharedConstraint
+from twostroke.scheduler.branches import ClaimGate, Extension, OpenGate, SchedulerBranches, SharedConstraint
 from twostroke.scheduler.cost import Queued
-from twostroke.scheduler.gates import ClaimGate, OpenGate
 from twostroke.scheduler.reading import InlineReadings, ReadingRunner
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Constraint, Sequence

@@ -25,10 +25,9 @@ from twostroke.kv_cache.parts import GroupKind, Part, blocks_of
 from twostroke.request import FinishReason, Grammar, SamplingParams
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import AdmittedSequence
-from twostroke.speculation.acceptance import Acceptance
 from twostroke.speculation.draft import Drafter
-from twostroke.speculation.forced_tokens import ForcedTokens
-from twostroke.speculation.speculation import Speculation
+from twostroke.speculation.drafters import ForcedTokens
+from twostroke.speculation.speculation import Acceptance, Speculation
 
 MAX_TURNS = 3000
 """Far more than any of these histories needs to come to rest."""

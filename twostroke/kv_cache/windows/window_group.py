@@ -18,9 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from twostroke.base.ids import BlockHash, PageId
-from twostroke.kv_cache.groups.group_pool import FurtherGroup, MakeGroup
+from twostroke.kv_cache.groups.group_pool import FurtherGroup, MakeGroup, PoolListener
 from twostroke.kv_cache.groups.page_state import UNHELD_BLOCKS, PageRecord, PageState
-from twostroke.kv_cache.groups.pool_listener import PoolListener
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.windows.shape import WindowShape, deepest
 

@@ -13,8 +13,7 @@ from twostroke.base.ids import PageId
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.branches import SharedConstraint
-from twostroke.scheduler.demand import Demand
-from twostroke.scheduler.sequence import Sequence
+from twostroke.scheduler.sequence import Demand, Sequence
 
 
 class ExactBlocks(SharedConstraint):

@@ -10,8 +10,7 @@ from twostroke.grammar.advance import Advance
 from twostroke.grammar.state import GrammarState
 from twostroke.request import SampledToken, SamplingParams
 from twostroke.scheduler.batch import FeatureRows
-from twostroke.scheduler.demand import Demand
-from twostroke.scheduler.sequence import Constraint, Sequence
+from twostroke.scheduler.sequence import Constraint, Demand, Sequence
 
 
 class GrammarRun(Constraint):
