@@ -336,6 +336,5 @@ def equal_tokens(known: Sequence[int], proposed: Sequence[int]) -> int:
 
 @functools.lru_cache(maxsize=1 << 14)
 def plain_token(token: int) -> SampledToken:
-    """Returns a token without logprobs. All outputs share those that are frequent: each is kept for its whole
-    stream."""
+    """Returns a token without logprobs. Outputs share frequent ones: each is kept for its whole stream."""
     return SampledToken(token)

@@ -30,8 +30,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def give_large_buffers_back() -> None:
-    """Gives freed memory back at once: for a process that reads what strangers send, at its start. Does nothing without
-    glibc."""
+    """Gives freed memory back at once, from the start of a process that reads what strangers send. Needs glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, OWN_MAPPING_BYTES)
@@ -76,9 +75,7 @@ YOUNG_OBJECTS = 10_000
 
 
 def release_unused_memory() -> None:
-    """Frees what a closed model leaves. Frozen objects are collected again, and their memory goes back to
-    the system.
-    """
+    """Frees what a closed model leaves, frozen objects too, and gives their memory back to the system."""
     gc.unfreeze()
     gc.collect()
     give_holes_back()

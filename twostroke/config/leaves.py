@@ -104,9 +104,7 @@ def leaves_of(kind: type[Settings]) -> Sequence[Leaf]:
 
 
 def build(kind: type[Kind], values: Mapping[Leaf, Any]) -> Kind:
-    """Returns the settings with these values; the others have their defaults. Raises ConfigError that names
-    the flag.
-    """
+    """Returns settings with these values, and defaults for the others. Raises ConfigError that names the flag."""
     tree: dict[str, Any] = {}
     for leaf in leaves_of(kind):
         branch = tree

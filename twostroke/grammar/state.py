@@ -69,9 +69,7 @@ class GrammarState:
         self.forced_tokens = 0
         """Tokens that were taken because no other could come."""
         self.failure: str | None = None
-        """Why the answer cannot continue: a token that may not come, or more work for one mask than a
-        grammar may take.
-        """
+        """Why the answer cannot continue: a token that may not come, or too much work for a mask."""
         self.latest_s = 0.0
         """Processor time of the latest advance (`twostroke.grammar.advance`)."""
         self.is_slow = False

@@ -62,9 +62,7 @@ class Digits:
 
 
 def digits_of(texts: Sequence[bytes], size: int) -> Digits:
-    """Returns the digits of a vocabulary. `texts`: those of the tokens from 0 on. `size`: that of the vocabulary, which
-    may be more.
-    """
+    """Returns the digits of a vocabulary of `size` tokens, of which the first ones have these texts."""
     at_end, is_whole = np.zeros(size, np.int16), np.zeros(size, np.bool_)
     at_end[: len(texts)] = [len(text) - len(text.rstrip(DIGITS)) for text in texts]
     is_whole[: len(texts)] = [text.isdigit() for text in texts]

@@ -73,9 +73,7 @@ class PageShape:
 
 @dataclass(frozen=True, slots=True)
 class PageForm:
-    """How the keys and values of a block are stored for one head and layer. A page with a single form stores all layers
-    so.
-    """
+    """How the keys and values of a block are stored for one head and layer, or for all of a page."""
 
     name: str
     """The word that --kv-format takes."""

@@ -66,8 +66,7 @@ class Connections:
         self._known: OrderedDict[str, int] = OrderedDict()
         """Open calls that were let in, by gRPC's name of the other side; the one that has called last comes last."""
         self._seen: dict[tuple[int, int], _Seen | None] = {}
-        """The connections by descriptor and inode, so that a number that is used again is looked at again. None is no
-        connection here."""
+        """Connections by descriptor and inode: a number that is used again is looked at again. None: no connection."""
         self._descriptors: list[str] = []
         """At the last look."""
         self._admitted: set[_Seen] = set()

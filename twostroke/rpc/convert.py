@@ -138,8 +138,7 @@ class _SameFields:
     """Fields that a dataclass and its message have under one name and in one form."""
 
     def __init__(self, of: type, message: type[Message], *, apart: Collection[str]) -> None:
-        """`apart` names the fields that are converted otherwise. Raises KeyError for any other field that
-        the message lacks."""
+        """`apart` names fields that are converted otherwise. Raises KeyError for others that the message lacks."""
         described = message.DESCRIPTOR.fields_by_name
         self._names = tuple(each.name for each in dataclasses.fields(of) if each.name not in apart)
         self._lists = tuple(name for name in self._names if described[name].is_repeated)

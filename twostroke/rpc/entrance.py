@@ -50,8 +50,7 @@ class Entrance(Protocol):
 
 
 class OwnEntrance:
-    """The entrance of callers that have shown the token of the cluster: gRPC reads their messages by itself, which
-    costs least."""
+    """The entrance of callers with the token of the cluster: gRPC reads their messages itself, which costs least."""
 
     unary = staticmethod(grpc.unary_unary_rpc_method_handler)
     streaming = staticmethod(grpc.unary_stream_rpc_method_handler)

@@ -36,9 +36,7 @@ class ChunkChooser:
         self._late = late
         self._preempt = preempt
         self._known_early: set[Sequence] = set()
-        """Sequences with tokens that their readers made known since the last step: some may need pages
-        before they run.
-        """
+        """Sequences with tokens that readers made known since the last step; some may need pages."""
 
     def became_known(self, sequence: Sequence) -> None:
         """Takes note that the reader of a sequence has made tokens known."""

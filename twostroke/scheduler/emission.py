@@ -42,8 +42,7 @@ class Emitter:
         self._max_model_len = max_model_len
         self._runner = runner
         self.late: dict[Sequence, tuple[Drawn, Reading]] = {}
-        """Those of which it is not known yet what may come next: running sequences, and some that were preempted
-        meanwhile."""
+        """Sequences whose next token is not known yet; some were preempted meanwhile."""
 
     def emit(self, drawn: ListOf[Drawn]) -> list[Emitted]:
         """Makes tokens known, as far as proposed ones before them are right and readers are done within a moment."""

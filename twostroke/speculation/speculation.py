@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -94,13 +95,7 @@ class Outcome(NamedTuple):
     """Seconds that a draft model computed."""
 
     def plus(self, other: Outcome) -> Outcome:
-        return Outcome(
-            self.run + other.run,
-            self.kept + other.kept,
-            self.saved_s + other.saved_s,
-            self.spent_s + other.spent_s,
-            self.draft_s + other.draft_s,
-        )
+        return Outcome(*map(operator.add, self, other))
 
 
 Ran = Callable[[str, Outcome], None]

@@ -192,9 +192,7 @@ class WindowGroup(FurtherGroup):
         return self._take_free()
 
     def _evict(self) -> bool:
-        """Frees the least recently used cached part. It frees a pinned one only if there is no other, where pins came
-        after work had begun.
-        """
+        """Frees the least recently used cached part, or a pinned one where pins came after work had begun."""
         slot = next(iter(self._cached), None)
         if slot is None:
             slot = next((each for each, record in self._records() if record.state is PageState.PINNED), None)

@@ -26,9 +26,7 @@ class GrammarRun(Constraint):
         self._block_size = block_size
 
     def demand(self, sequence: Sequence, demand: Demand) -> Demand:
-        """Returns the demand. Forced tokens run like a stream's next token, if there are at most as many as a block
-        has.
-        """
+        """Returns the demand. Forced tokens of at most a block run like a stream's next token."""
         if demand.start < sequence.prompt_tokens or len(sequence.known) - demand.start > self._block_size:
             return demand
         return demand._replace(is_stream=True)

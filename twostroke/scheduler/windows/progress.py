@@ -37,8 +37,7 @@ class HeldWindows:
     promised: int
     """Leading blocks to which the promise applies. Slots for later blocks are taken in addition."""
     pulled_depth: int = 0
-    """Number of leading blocks that a pull or a load is to bring. Computing starts after them. 0: nothing is to be
-    brought."""
+    """Number of leading blocks that a pull or a load is to bring, 0 for none. Computing starts after them."""
     full_blocks: int = 0
     """Number of leading blocks with filled pages."""
     filled_parts: int = 0
@@ -284,8 +283,7 @@ class WindowProgress:
         return True
 
     def _is_coming(self, sequence: Sequence) -> bool:
-        """Tells whether others write all that a pulled sequence lacks, as far as it is known without looking at
-        each."""
+        """Tells whether others write all that a pulled sequence lacks, as far as is known without a look at each."""
         held, depth = held_of(sequence), held_of(sequence).pulled_depth
         if sequence.computed >= depth * self._block_size:
             return False

@@ -49,7 +49,6 @@ class SameHostPeer(CopyThreadPeer, abc.ABC):
         super().__init__(endpoint)
         self._identity = identity
         self._sock: socket.socket | None = None
-        self._is_closed = False
         self._threads = CopyThreads(f"pages-{endpoint.transport}-pull", [self])
 
     @abc.abstractmethod
@@ -80,7 +79,6 @@ class SameHostPeer(CopyThreadPeer, abc.ABC):
         return pull
 
     def end(self) -> None:
-        self._is_closed = True
         if self._sock is not None:
             hang_up(self._sock)
         self._threads.close()
@@ -110,7 +108,8 @@ class SameHostPeer(CopyThreadPeer, abc.ABC):
     def _copy_all(self, pull: Pull) -> TransferResult:
         tally = PullTally()
         try:
-            self._refuse_if_gone()
+            if self.is_gone:
+                raise PeerLost(f"{self.endpoint.transport} {self.endpoint.address}: the peer has gone")
             for start in range(0, len(pull.copies), self.pages_per_copy):
                 if pull.unwanted or self._is_closed:
                     return tally.result(ReadOutcome.FAILED, "the transport was closed" if self._is_closed else "fenced")
@@ -123,10 +122,6 @@ class SameHostPeer(CopyThreadPeer, abc.ABC):
         except ServeError as error:
             return tally.result(ReadOutcome.FAILED, error.message)
         return tally.result(ReadOutcome.DONE)
-
-    def _refuse_if_gone(self) -> None:
-        if self.is_gone:
-            raise PeerLost(f"{self.endpoint.transport} {self.endpoint.address}: the peer has gone")
 
 
 AnySameHostPeer = TypeVar("AnySameHostPeer", bound=SameHostPeer)

@@ -18,7 +18,7 @@ import socket
 import threading
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from twostroke.base.credentials import prove
 from twostroke.base.errors import FingerprintMismatch, InvalidRequest, PeerLost, ServeError, StaleEpoch, Unauthenticated
@@ -120,7 +120,12 @@ def introduce(sock: socket.socket, identity: Identity, endpoint: PageEndpoint, d
         welcome = _read_answer(answer, identity.token, *nonces)
     except InvalidRequest as error:
         raise PeerLost(f"{endpoint.address} does not speak {PROTOCOL}: {error.message}") from error
-    _compare(welcome, endpoint, identity)
+    if welcome.epoch != endpoint.epoch:
+        raise StaleEpoch(f"epoch {endpoint.epoch} of {welcome.worker_id} was meant, epoch {welcome.epoch} answered")
+    theirs = (welcome.fingerprint, numbers_of(welcome.layout))
+    ours = (identity.fingerprint, numbers_of(endpoint.layout))
+    if theirs != ours:
+        raise FingerprintMismatch(mismatch(welcome.worker_id, theirs, identity.worker_id, ours))
     return welcome
 
 
@@ -145,7 +150,9 @@ def _proof(token: str, side: str, owners: bytes, readers: bytes, said: list[Any]
 def _read_answer(answer: list[Any], token: str, owners: bytes, readers: bytes) -> Welcome:
     if answer[:1] == ["refused"]:
         check_fields(answer, (str, str, str))
-        _raise(answer[1], answer[2])
+        if answer[1] not in _REFUSALS:
+            raise InvalidRequest(f"refused for an unknown reason {answer[1]!r}")
+        raise _REFUSALS[answer[1]](answer[2])
     check_fields(answer[:5], (str, bytes, str, str, str))
     if answer[0] != "welcome" or not hmac.compare_digest(
         answer[1], _proof(token, "owner", owners, readers, answer[2:])
@@ -156,21 +163,6 @@ def _read_answer(answer: list[Any], token: str, owners: bytes, readers: bytes) -
     except ValueError as error:
         raise InvalidRequest(f"welcomed with other numbers than those of a layout: {error}") from error
     return Welcome(answer[2], _epoch(answer[3]), answer[4], layout)
-
-
-def _raise(kind: str, message: str) -> NoReturn:
-    if kind not in _REFUSALS:
-        raise InvalidRequest(f"refused for an unknown reason {kind!r}")
-    raise _REFUSALS[kind](message)
-
-
-def _compare(welcome: Welcome, endpoint: PageEndpoint, identity: Identity) -> None:
-    if welcome.epoch != endpoint.epoch:
-        raise StaleEpoch(f"epoch {endpoint.epoch} of {welcome.worker_id} was meant, epoch {welcome.epoch} answered")
-    theirs = (welcome.fingerprint, numbers_of(welcome.layout))
-    ours = (identity.fingerprint, numbers_of(endpoint.layout))
-    if theirs != ours:
-        raise FingerprintMismatch(mismatch(welcome.worker_id, theirs, identity.worker_id, ours))
 
 
 def _epoch(text: str) -> Epoch:
