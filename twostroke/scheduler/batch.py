@@ -33,8 +33,7 @@ class SampleRow(NamedTuple):
     output: tuple[int, ...] = ()
     """Token ids of the output; empty unless penalties are on."""
     mask: npt.NDArray[np.uint32] | None = None
-    """Tokens that the answer's grammar permits and the request allows, one bit each (`twostroke.base.token_mask.Mask`).
-    None: all."""
+    """Tokens that may be drawn, one bit each (`twostroke.base.token_mask.Mask`). None: all."""
     behind: int = 0
     """Number of proposed tokens of the sequence that come after the token at which this row samples."""
 

@@ -120,7 +120,7 @@ class Speculation:
         self._proposal: Proposal | None = None
         """The proposal for the next or current step, whether or not it is run."""
         self._certain = 0
-        """Its leading tokens that a grammar forces: nothing is learned from those."""
+        """Its leading tokens that are certain: nothing is learned from those."""
         self._price = DraftPrice(0.0, 0.0)
         self.outcomes: dict[str, Outcome] = {}
         """What became of all drafts of this answer, by drafter."""
@@ -155,8 +155,8 @@ class Speculation:
     def drawn(self, tokens: Sequence[int], run: int) -> None:
         """Learns from the tokens that became known where the latest proposal's first `run` tokens were run.
 
-        The token after those also shows whether the next proposed one was right, although that was not run. Tokens that
-        a grammar forces may follow a wrong one.
+        The token after those also shows whether the next proposed one was right, although that was not run. Certain
+        tokens may follow a wrong one.
         """
         proposal, self._proposal = self._proposal, None
         if proposal is None:
