@@ -74,8 +74,8 @@ def _list(args: argparse.Namespace) -> int:
 
 def _values(each: adapters_pb2.NamedAdapter) -> dict[str, Any]:
     values = values_of(each)
-    adapter = values.pop("adapter")
-    return {**values, "digest": adapter["digest"], "folder": adapter["path"]}
+    adapter, rank = values.pop("adapter"), values.pop("lora_rank")
+    return {**values, "rank": rank, "digest": adapter["digest"], "folder": adapter["path"]}
 
 
 def _call(args: argparse.Namespace, method: str, request: Message) -> Any:
