@@ -92,7 +92,7 @@ class Leaf:
     def _located(self, path: str) -> str:
         if not path:
             raise ConfigError(f"{self.flag} is empty; name a path, or leave it out", field=".".join(self.path))
-        return _absolute(path)
+        return str(Path(path).expanduser().absolute())
 
 
 @functools.cache
@@ -139,7 +139,3 @@ def _leaf(path: tuple[str, ...], field: FieldInfo, said: Setting, at: SettingsGr
         section=section,
         title=at.title or section,
     )
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())

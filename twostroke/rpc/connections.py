@@ -88,7 +88,8 @@ class Connections:
             self._known[peer] -= 1
             self._known.move_to_end(peer)
             if len(self._known) > self.most + SPARE:
-                self._forget_idle()
+                for idle in [peer for peer, calls in self._known.items() if not calls][: SPARE // 2]:
+                    del self._known[idle]
 
     def is_known(self, peer: str) -> bool:
         return peer in self._known or _peer_of(peer) in self._admitted_peers
@@ -162,10 +163,6 @@ class Connections:
                 host, port = own.getpeername()[:2]
                 return _Seen(descriptor, (_plain(host), port), now_s, inode)
         return None
-
-    def _forget_idle(self) -> None:
-        for peer in [peer for peer, calls in self._known.items() if not calls][: SPARE // 2]:
-            del self._known[peer]
 
 
 def _end(doomed: Iterable[_Seen]) -> None:

@@ -67,7 +67,9 @@ class ReaderValidator:
         fields = receive_frame(sock, HANDSHAKE_LIMIT_BYTES, deadline)
         check_fields(fields, (str, bytes, str, str, str, str, bytes))
         try:
-            self._check_proof(nonce, fields)
+            proof = _proof(self._identity.token, "reader", nonce, fields[1], [fields[0], *fields[2:6]])
+            if not hmac.compare_digest(fields[6], proof):
+                raise Unauthenticated("the reader does not have this cluster's token")
             self._check(fields[0], fields[2:6])
         except (Unauthenticated, StaleEpoch, FingerprintMismatch) as refusal:
             send_frame(sock, ["refused", type(refusal).__name__, refusal.message], deadline)
@@ -82,11 +84,6 @@ class ReaderValidator:
         """Counts a refused connection."""
         with self._lock:
             self.refused[reason] += 1
-
-    def _check_proof(self, nonce: bytes, fields: list[Any]) -> None:
-        proof = _proof(self._identity.token, "reader", nonce, fields[1], [fields[0], *fields[2:6]])
-        if not hmac.compare_digest(fields[6], proof):
-            raise Unauthenticated("the reader does not have this cluster's token")
 
     def _check(self, protocol: str, fields: list[str]) -> None:
         worker_id, epoch, fingerprint, meant = fields
