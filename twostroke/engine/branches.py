@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twostroke.config import WorkerConfig
+from twostroke.config.worker import check_gpu_adapters
 from twostroke.engine.adapters.paced import PacedAdapters
 from twostroke.engine.backends.interface import Backend
 from twostroke.engine.backends.paced.backend import PacedBackend
@@ -46,6 +47,7 @@ def cuda_backend(config: WorkerConfig, spec: ModelSpec, model_dir: Path, device:
     config.model.check_on_gpu()  # before a device is touched
     devices = [(each, read_memory(each)) for each in devices_from(device, config.ranks)]
     backend = CudaBackend(spec, model_dir, layouts_in(model_dir), devices)
+    check_gpu_adapters(config.model, config.adapters, config.role)
     return RankedOnDevices(backend) if config.ranks > 1 else backend
 
 
