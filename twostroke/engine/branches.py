@@ -29,7 +29,7 @@ def paced_backend() -> PacedBackend:
     return PacedBackend(PacedAdapters)
 
 
-def cpu_backend(config: WorkerConfig, spec: ModelSpec, model_dir: Path) -> Backend[CpuPlan]:
+def cpu_backend(config: WorkerConfig, spec: ModelSpec, model_dir: Path, _device: torch.device) -> Backend[CpuPlan]:
     from twostroke.engine.adapters.model_adapters import ModelAdapters
     from twostroke.engine.backends.cpu.backend import CpuBackend
     from twostroke.engine.ranks.cpu import RankedOnCpus

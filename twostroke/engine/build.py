@@ -38,7 +38,7 @@ def _build_model(config: WorkerConfig, model_dir: Path, profiler: Profiler | Non
     with ThreadPoolExecutor(1, thread_name_prefix="digest") as thread:
         weights = thread.submit(weights_digest, versions)  # while the model is loaded
         if device.type == "cpu":
-            built = plan_and_load(cpu_backend(config, spec, model_dir), config, profiler)
+            built = plan_and_load(cpu_backend(config, spec, model_dir, device), config, profiler)
         else:
             built = plan_and_load(cuda_backend(config, spec, model_dir, device), config, profiler)
         try:
