@@ -66,6 +66,10 @@ class SupervisedFleet:
         """Returns those of all workers that serve."""
         return [each.serving_now.fingerprint for each in self.workers() if each.serving_now is not None]
 
+    def addresses(self) -> list[str]:
+        """Returns the addresses of the workers that serve."""
+        return [each.serving_now.address for each in self.workers() if each.serving_now is not None]
+
     def has_no_room(self, worker_id: str) -> bool:
         """Whether the worker's next process has waited for a node for long."""
         return worker_id in self._without_room
