@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from cluster.drafts import DraftModel
+from cluster.drafts import ClusterDraftModel
 from twostroke.config import ClusterConfig, WorkerConfig
 
 
@@ -29,4 +29,4 @@ class FurtherModel(Protocol):
         """Returns the names of those that one worker loads."""
 
 
-FURTHER_MODELS: tuple[FurtherModel, ...] = (DraftModel(),)
+FURTHER_MODELS: tuple[FurtherModel, ...] = (ClusterDraftModel(),)

@@ -18,7 +18,7 @@ from twostroke.models.drafts.check import (
 )
 
 
-class DraftModel:
+class ClusterDraftModel:
     """A `cluster.branches.FurtherModel`."""
 
     def with_absolute_path(self, config: ClusterConfig) -> ClusterConfig:
