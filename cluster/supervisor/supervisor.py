@@ -15,14 +15,12 @@ import ray
 from cluster.supervisor.backend import FleetBackend
 from cluster.supervisor.branches import branches_of
 from cluster.supervisor.epochs import WorkerEpochs
-from cluster.supervisor.fleet import SupervisedFleet
+from cluster.supervisor.fleet import Changes, SupervisedFleet
 from cluster.supervisor.fleet_service import FleetService
 from cluster.supervisor.reconcile.autoscaler import Autoscaler
-from cluster.supervisor.reconcile.changes import Changes
 from cluster.supervisor.reconcile.commands import WorkerCommands
 from cluster.supervisor.reconcile.desired import DesiredFleet
-from cluster.supervisor.reconcile.drains import Drains
-from cluster.supervisor.reconcile.node_watch import NodeWatch
+from cluster.supervisor.reconcile.drains import Drains, NodeWatch
 from cluster.supervisor.reconcile.parts import FleetParts
 from cluster.supervisor.reconcile.plan import Create, WorkerStage, plan
 from cluster.supervisor.reconcile.reconciler import Reconciler

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 
 from cluster.scaling.capacity import MOST_WORKERS, MeasuredCapacity, RequestDemand
 from cluster.scaling.planner import REMEMBERED, FleetObservation, Planner, ScalingDecision
-from cluster.scaling.status import ScalingStatus
 from cluster.supervisor.reconcile.desired import DesiredFleet
 from cluster.supervisor.reconcile.plan import PlacedWorker, WorkerStage
 from cluster.values.spec import FleetSpec
-from cluster.values.worker_counts import WorkerCounts
+from cluster.values.worker_counts import ScalingStatus, WorkerCounts
 from router.fleet.worker import token_cost
 from twostroke.base.errors import InvalidRequest
 from twostroke.config import Role
