@@ -13,7 +13,7 @@ from twostroke.base.errors import ConfigError, InvalidRequest, NotFound, PeerLos
 from twostroke.config.adapters import MOST_NAME_CHARS, AdapterConfig
 from twostroke.models.adapters.shapes import ProjectionShapes
 from twostroke.models.adapters.store import check_place, take_in
-from twostroke.request import AdapterRef
+from twostroke.request import WeightsRef
 from twostroke.rpc.v1 import adapters_pb2
 from twostroke.rpc.v1.adapters_pb2_grpc import AdaptersStub
 
@@ -97,7 +97,7 @@ class AdapterAdmin:
             adapter = await asyncio.to_thread(take_in, folder, most_lora_rank=self._config.max_lora_rank)
         if self._shapes is not None:
             adapter.check_fits(self._shapes)
-        ref = AdapterRef(adapter.digest, str(folder))
+        ref = WeightsRef(adapter.digest, str(folder))
         return NamedModel(name, ref, adapter.lora_rank, adapter.parameters, time.time())
 
     async def _put(self, adapter: NamedModel, *, replaces: bool) -> NamedModel:

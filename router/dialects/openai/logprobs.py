@@ -63,7 +63,7 @@ def prompt_logprobs(text: Text, ids: Sequence[int], scores: PromptLogprobs | Non
     for place in range(len(scores or ())):
         assert scores is not None
         own = ids[place + 1]
-        entries = {own: _entry(text, own, scores.logprobs[place], scores.ranks[place])}
+        entries = {own: _entry(text, own, scores.logprobs[place], scores.ordinals[place])}
         for position, (token, logprob) in enumerate(scores.top(place)[:top], 1):
             entries.setdefault(token, _entry(text, token, logprob, position))
         shown[place + 1] = {str(token): entry for token, entry in entries.items()}
