@@ -61,7 +61,6 @@ class KeyAuthenticator:
 
     @contextlib.contextmanager
     def admit(self, authorization: str | None) -> Iterator[AuthContext]:
-        """Lets one call in for as long as it takes. Raises InvalidApiKey or RateLimitExceeded."""
         if authorization is not None and self._operator_key.is_in(authorization):
             yield self._operator
             return
@@ -79,7 +78,6 @@ class KeyAuthenticator:
             call.leave()
 
     def check(self, authorization: str | None) -> None:
-        """Raises InvalidApiKey. Nothing is counted for the key."""
         if authorization is None or not self._operator_key.is_in(authorization):
             self._find(authorization)
 
@@ -98,7 +96,6 @@ class KeyAuthenticator:
             raise
 
     async def watch(self) -> None:
-        """Keeps up with changes of the keys, until it is cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             self.look_again()

@@ -171,15 +171,7 @@ def _inputs(message: kserve_pb2.ModelInferRequest) -> dict[str, Any]:
 def _value(tensor: _Input, raw: bytes | None) -> Any:
     """Returns an input's one value."""
     if INPUT_TYPES[tensor.name] == "BOOL":
-        return _bool(tensor, raw)
-    return _text(tensor, raw)
-
-
-def _bool(tensor: _Input, raw: bytes | None) -> bool:
-    return raw_bool(tensor.name, bytes(tensor.contents.bool_contents) if raw is None else raw)
-
-
-def _text(tensor: _Input, raw: bytes | None) -> str:
+        return raw_bool(tensor.name, bytes(tensor.contents.bool_contents) if raw is None else raw)
     if raw is not None:
         return raw_text(tensor.name, raw)
     if len(tensor.contents.bytes_contents) != 1:

@@ -13,13 +13,9 @@ from twostroke.base.errors import InvalidRequest
 _KINDS = ("function", "custom")
 """Types of tools. Each has its fields in an object of that name."""
 
-_ANTHROPIC_CHOICES: Mapping[str, str] = {
-    "auto": '"auto"',
-    "any": '"required"',
-    "none": '"none"',
-    "tool": '{"type": "function", "function": {"name": ...}}',
-}
-"""Types of choices in Anthropic's API, and what says the same in a chat."""
+ANTHROPIC_CHOICES: Mapping[str, str] = {"auto": '"auto"', "any": '"required"', "none": '"none"'}
+"""Types of choices in Anthropic's API, and what says the same in OpenAI's. There is also `tool`, which names one."""
+_CHOICES = {**ANTHROPIC_CHOICES, "tool": '{"type": "function", "function": {"name": ...}}'}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +42,8 @@ def read_chat_tools(tools: Any, choice: Any) -> ChatTools:
     if kind == "allowed_tools":
         names, mode = _allowed(choice, [_name_of(function) for function in functions])
         return ChatTools([function for function in functions if _name_of(function) in names], mode, custom)
-    if isinstance(kind, str) and kind in _ANTHROPIC_CHOICES:
-        wanted = f"tool_choice: the type {kind} is of /v1/messages: in a chat, send {_ANTHROPIC_CHOICES[kind]}"
+    if isinstance(kind, str) and kind in _CHOICES:
+        wanted = f"tool_choice: the type {kind} is of /v1/messages: in a chat, send {_CHOICES[kind]}"
         raise InvalidRequest(wanted, field="tool_choice")
     if kind in _KINDS and kind not in choice and "name" in choice:
         raise InvalidRequest(f"tool_choice: {_nested(kind)}", field="tool_choice")

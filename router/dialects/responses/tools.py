@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.dialects.openai.chat_messages import checked_tools
+from router.dialects.openai.chat_tools import ANTHROPIC_CHOICES
 from router.dialects.openai.custom_tools import check_names, checked_grammar, custom_function
 from twostroke.base.client_text import shown
 from twostroke.base.errors import InvalidRequest, UnsupportedFeature
@@ -15,13 +16,7 @@ Json = dict[str, Any]
 
 _MODES = ("none", "auto", "required")
 
-_OTHER_CHOICES: Mapping[str, str] = {
-    "auto": '"auto"',
-    "any": '"required"',
-    "none": '"none"',
-    "tool": '{"type": "function", "name": ...}',
-}
-"""Types of choices in Anthropic's API, and what says the same here."""
+_CHOICES: Mapping[str, str] = {**ANTHROPIC_CHOICES, "tool": '{"type": "function", "name": ...}'}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +82,8 @@ def _refuse_other_forms(choice: Json) -> None:
     kind = choice.get("type")
     if not isinstance(kind, str):
         return
-    if kind in _OTHER_CHOICES:
-        said = f"the type {kind} is of /v1/messages: here, send {_OTHER_CHOICES[kind]}"
+    if kind in _CHOICES:
+        said = f"the type {kind} is of /v1/messages: here, send {_CHOICES[kind]}"
         raise InvalidRequest(f"tool_choice: {said}", field="tool_choice")
     if kind in ("function", "custom", "allowed_tools") and isinstance(choice.get(kind), dict):
         fields = '"mode": ..., "tools": [...]' if kind == "allowed_tools" else '"name": ...'

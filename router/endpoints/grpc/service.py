@@ -59,16 +59,15 @@ class InferenceService:
             yield messages.last
 
     async def Tokenize(self, raw: bytes, context: Context) -> bytes:
-        """Returns the serialized response."""
-        auth = self._calls.of(context)
-        response = await self._handler.prepare("grpc_tokenize", raw, auth, client=client_address(context))
-        assert isinstance(response, bytes)
-        return response
+        return await self._prepared("grpc_tokenize", raw, context)
 
     async def Detokenize(self, raw: bytes, context: Context) -> bytes:
-        """Returns the serialized response."""
+        return await self._prepared("grpc_detokenize", raw, context)
+
+    async def _prepared(self, kind: str, raw: bytes, context: Context) -> bytes:
+        """Returns the serialized response to a message that needs only preparation."""
         auth = self._calls.of(context)
-        response = await self._handler.prepare("grpc_detokenize", raw, auth, client=client_address(context))
+        response = await self._handler.prepare(kind, raw, auth, client=client_address(context))
         assert isinstance(response, bytes)
         return response
 
