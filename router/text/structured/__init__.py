@@ -4,7 +4,7 @@ fields.py          reads what clients send: `response_format`, vLLM's `structure
 output.py          what they ask for: a kind and its text
 sources.py         the table of kinds: how each becomes llguidance's form
 json_schema.py     which schemas can be kept to, and which keyword of the others cannot
-references.py      what references within a schema lead to
+references.py      what references within a schema lead to, what applies together, which values are equal
 alternatives.py    which alternatives of `oneOf` exclude one another
 closing.py         forbids what a schema leaves out, where it names properties
 emptiness.py       which schemas no finite value matches
