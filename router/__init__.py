@@ -25,6 +25,5 @@ routing      who holds which blocks, what each placement would cost, which one i
 fleet        which workers are alive, and the connections to them
 
 `server` puts them together in one process. `admin` and `control_service` are for operators and other routers.
-`branches` is the table of the router's branches, which are `kserve`, `adapters`, `pins` and `console`; `server_branch`
-says what they may give.
+`branches` is the table of the router's branches, a folder each, and `server_branch` says what they may give.
 """
