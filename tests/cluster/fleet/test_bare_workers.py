@@ -50,7 +50,7 @@ async def test_what_asks_for_a_branch_is_refused_by_name(tmp_path: Path) -> None
     branches: dict[str, dict[str, object]] = {
         "prompt_logprobs: ": {"prompt_logprobs": 1},
         "speculation: ": {"speculation": "lookup"},
-        "adapters": {"model": "fine-tune"},
+        "weights: ": {"model": "fine-tune"},
     }
     write_adapter(tmp_path, tensors=random_tensors(seed=1))
     async with running_cluster(
