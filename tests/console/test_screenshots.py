@@ -24,6 +24,6 @@ def test_the_docs_show_each_picture() -> None:
 
 @pytest.mark.slow
 def test_the_pictures_can_be_taken(served: Served, chromium: Browser, tmp_path: Path) -> None:
-    """The gate opens each of these views for axe-core: `test_accessibility.py`."""
+    """The gate opens each of these views for axe-core: `test_operating.py`."""
     for name in take(served, chromium, tmp_path):
         assert (tmp_path / name).stat().st_size < MOST_BYTES
