@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from router.text.output.output_formats import TOOL_FORMATS
 from router.text.output.parts import Part
-from router.text.output.tools.tool_formats import TOOL_FORMATS
 from tests.conformance.make_tool_outputs import FILE, HAND_WRITTEN, lines
 from tests.conformance.reading import joined, parsed, parser_of
 from tests.conformance.record_outputs import recorded_lines

@@ -5,7 +5,7 @@ import cProfile
 import pytest
 
 from router.text.output.framing import MAX_HELD
-from router.text.output.tools.tool_formats import TOOL_FORMATS, ToolFormat
+from router.text.output.output_formats import TOOL_FORMATS, ToolFormat
 from tests.conformance.make_tool_outputs import TOOLS
 
 PIECES = (
