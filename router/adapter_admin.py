@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 import grpc.aio
 
+from router.adapters.named_adapter import NamedAdapter
 from router.endpoints.lora import LoraEndpoints
-from router.fleet.named_models import NamedModel, NamedModels
+from router.fleet.named_models import NamedModels
 from router.server_branch import RouterBranch, RouterParts
 from twostroke.base.errors import ConfigError, InvalidRequest, NotFound, PeerLost
 from twostroke.config.adapters import MOST_NAME_CHARS, AdapterConfig
@@ -62,10 +63,10 @@ class AdapterAdmin:
         """Adapters are read one after the other: each may take gigabytes of memory."""
 
     @property
-    def adapters(self) -> NamedModels:
-        return self._fleet.named_models
+    def adapters(self) -> dict[str, NamedAdapter]:
+        return {name: each for name, each in self._fleet.named_models.items() if isinstance(each, NamedAdapter)}
 
-    async def load(self, name: str, path: str, *, replaces: bool = False) -> NamedModel:
+    async def load(self, name: str, path: str, *, replaces: bool = False) -> NamedAdapter:
         """Serves what is in a folder now under a name, and returns once this router does.
 
         Raises InvalidRequest for what cannot be served, or PeerLost where the supervisor does not answer.
@@ -102,7 +103,7 @@ class AdapterAdmin:
             adapter = await self._read(name, Path(path))
             await self._put_first(adapter)
 
-    async def _put_first(self, adapter: NamedModel) -> None:
+    async def _put_first(self, adapter: NamedAdapter) -> None:
         until_s = time.monotonic() + FIRST_TRIES_S
         while True:
             try:
@@ -114,22 +115,22 @@ class AdapterAdmin:
                     raise
                 await asyncio.sleep(PAUSE_S)
 
-    async def _read(self, name: str, folder: Path) -> NamedModel:
+    async def _read(self, name: str, folder: Path) -> NamedAdapter:
         async with self._reading:
             adapter = await asyncio.to_thread(take_in, folder, most_lora_rank=self._config.max_lora_rank)
         if self._shapes is not None:
             adapter.check_fits(self._shapes)
         ref = AdapterRef(adapter.digest, str(folder))
-        return NamedModel(name, ref, adapter.lora_rank, adapter.parameters, time.time())
+        return NamedAdapter(name, ref, adapter.lora_rank, adapter.parameters, time.time())
 
-    async def _put(self, adapter: NamedModel, *, replaces: bool) -> NamedModel:
+    async def _put(self, adapter: NamedAdapter, *, replaces: bool) -> NamedAdapter:
         request = adapters_pb2.PutAdapterRequest(adapter=adapter.to_message(), replace=replaces)
         await self._ask("Put", request)
         name, digest = adapter.name, adapter.ref.digest
 
         def is_served(adapters: NamedModels) -> bool:
             known = adapters.get(name)
-            return known is not None and (known.ref.digest == digest or known.loaded_s > adapter.loaded_s)
+            return isinstance(known, NamedAdapter) and (known.ref.digest == digest or known.loaded_s > adapter.loaded_s)
 
         await self._fleet.wait_for_named(is_served, VIEW_S)
         return adapter

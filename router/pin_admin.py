@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc.aio
 
+from router.adapters.named_adapter import NamedAdapter
 from router.requests.params import check_request_id, check_salt
 from router.requests.request_handler import RequestHandler
 from router.server_branch import RouterBranch, RouterParts
@@ -68,7 +69,7 @@ class PinAdmin:
             expires_s=time.time() + request.ttl_s if request.HasField("ttl_s") else None,
             max_bytes=request.max_bytes,
             text=self._handler.text.decode(pinned[:64], skip_special_tokens=True),
-            adapter=None if named is None else named.ref,
+            adapter=named.ref if isinstance(named, NamedAdapter) else None,
         )
         message = pin_to_message(pin, facts.fingerprint, tuple(request.workers))
         put = pins_pb2.PutPinRequest(pin=message, per_role=request.per_role)

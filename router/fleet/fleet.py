@@ -19,7 +19,7 @@ from router.fleet.failure_detector import FailureDetector
 from router.fleet.feed import EventSink, Feed, FeedDependencies
 from router.fleet.liveness import Change, Liveness
 from router.fleet.metrics import FleetMetrics, ScalingMetrics
-from router.fleet.named_models import NamedModels, named_models_of
+from router.fleet.named_models import NamedModels, NamedModelsOf
 from router.fleet.worker import SAME_FACTS, ServingFacts, Worker, WorkerStatus
 from router.metrics import RouterMetrics
 from twostroke.base.errors import PeerLost
@@ -61,6 +61,7 @@ class Fleet:
         events: EventSink,
         on_gone: Callable[[Worker, str], None],
         on_back: Callable[[Worker], None],
+        named_in: NamedModelsOf,
     ) -> None:
         """`on_gone` is called when an epoch has ended, or is thought to have; `on_back`, when it is heard again."""
         self._events = events
@@ -71,6 +72,7 @@ class Fleet:
         """
         self._is_told_fingerprint = False
         """The supervisor says which weights requests go to, because workers change them one by one."""
+        self._named_in = named_in
         self.named_models: NamedModels = {}
         """Models that are served beside the one of all workers, by name, as the supervisor's last view says."""
         self._forms: dict[Role, KvForm] = {}
@@ -227,7 +229,7 @@ class Fleet:
             self._route_to(view.fingerprint)
         self._events.follow_routers(view.routers, tasks)
         self._scaling.take(view.scaling)
-        self.named_models = named_models_of(view)
+        self.named_models = self._named_in(view)
         self._note_change()
 
     def _route_to(self, fingerprint: str) -> None:

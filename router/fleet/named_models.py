@@ -1,47 +1,43 @@
-"""The models that the fleet serves beside its own, by the names that clients call them: adapters to it."""
+"""The port of models that the fleet serves beside its own, by the names that clients call them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
-from twostroke.kv_cache.block import adapter_salt
-from twostroke.request import AdapterRef
-from twostroke.rpc.v1 import adapters_pb2, fleet_pb2
+from twostroke.request import GenerateRequest
+from twostroke.rpc.v1.control_pb2 import Load
+from twostroke.rpc.v1.fleet_pb2 import FleetView
 
 
-@dataclass(frozen=True, slots=True)
-class NamedModel:
-    """An adapter as the supervisor knows it."""
+class NamedModel(Protocol):
+    """The fleet's model with weights of its own beside it."""
 
-    name: str
-    ref: AdapterRef
-    lora_rank: int
-    parameters: int
-    loaded_s: float
-    """When it was loaded, in Unix seconds."""
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def folder(self) -> str:
+        """The folder that it was loaded from."""
+
+    @property
+    def loaded_s(self) -> float:
+        """When it was loaded, in Unix seconds."""
 
     def salted(self, salt: bytes) -> bytes:
         """Returns a salt with which no other model has blocks in common."""
-        return adapter_salt(salt, self.ref.digest)
 
-    @classmethod
-    def of(cls, message: adapters_pb2.NamedAdapter) -> NamedModel:
-        ref = AdapterRef(message.adapter.digest, message.adapter.path)
-        return cls(message.name, ref, message.rank, message.parameters, message.loaded_s)
+    def of_it(self, request: GenerateRequest) -> GenerateRequest:
+        """Returns the request that this model answers instead of the fleet's own."""
 
-    def to_message(self) -> adapters_pb2.NamedAdapter:
-        return adapters_pb2.NamedAdapter(
-            name=self.name,
-            adapter=adapters_pb2.Adapter(digest=self.ref.digest, path=self.ref.path),
-            rank=self.lora_rank,
-            parameters=self.parameters,
-            loaded_s=self.loaded_s,
-        )
+    def load_s(self, load: Load) -> float:
+        """Returns the predicted seconds until a worker with this load has its weights."""
 
 
 NamedModels = Mapping[str, NamedModel]
+NamedModelsOf = Callable[[FleetView], NamedModels]
+"""Reads them from what the supervisor says."""
 
 
-def named_models_of(view: fleet_pb2.FleetView) -> NamedModels:
-    return {message.name: NamedModel.of(message) for message in view.adapters}
+def none_named(_: FleetView) -> NamedModels:
+    return {}

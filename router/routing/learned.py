@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from router.fleet.worker import Worker
 from twostroke.base.ids import BlockHash, Epoch, WorkerId
 from twostroke.grammar.compiler import KEPT_GRAMMARS
-from twostroke.request import GenerateRequest
+from twostroke.request import Grammar
 
 RESIDUAL_MEMORY = 63
 """Residuals that count: enough for a steady median, few enough to follow a change within a minute of traffic."""
@@ -101,33 +101,18 @@ MOST_WORKERS = 1024
 """Workers with remembered grammars: those that got one last."""
 
 
-class Setups:
-    """Predicts what a worker does before it can begin a request: it loads an adapter, or compiles a grammar.
-
-    Each worker keeps the grammars that it used last; so does this, for those that this router has sent there.
-    """
+class CompiledAt:
+    """Remembers where grammars were sent: each worker keeps those that it used last."""
 
     def __init__(self) -> None:
         self._by_worker: OrderedDict[tuple[WorkerId, Epoch], OrderedDict[int, None]] = OrderedDict()
         """Hashes of sources, the least recently used one first."""
 
-    def seconds(self, worker: Worker, wanted: GenerateRequest, compile_s: float) -> tuple[float, float]:
-        """Returns the seconds until it computes, and until it admits the request, which took `compile_s` to compile
-        here.
+    def has(self, worker: Worker, grammar: Grammar) -> bool:
+        return hash(grammar.source) in self._by_worker.get((worker.worker_id, worker.epoch), ())
 
-        A worker that has not measured any load costs nothing.
-        """
-        adapter, grammar = wanted.adapter, wanted.sampling.grammar
-        is_loaded = adapter is None or adapter.digest in worker.load.adapters
-        kept = self._by_worker.get((worker.worker_id, worker.epoch), ())
-        is_compiled = grammar is None or hash(grammar.source) in kept
-        return 0.0 if is_loaded else worker.load.adapter_load_s, 0.0 if is_compiled else compile_s
-
-    def placed(self, worker: Worker, wanted: GenerateRequest) -> None:
-        """Notes that the request goes to the worker."""
-        grammar, name = wanted.sampling.grammar, (worker.worker_id, worker.epoch)
-        if grammar is None:
-            return
+    def placed(self, worker: Worker, grammar: Grammar) -> None:
+        name = worker.worker_id, worker.epoch
         kept = self._by_worker.setdefault(name, OrderedDict())
         self._by_worker.move_to_end(name)
         if len(self._by_worker) > MOST_WORKERS:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
@@ -16,12 +16,13 @@ from typing import Protocol
 from router.fleet.worker import Worker
 from router.routing.candidates import BY_QUEUE, BY_STREAMS, WHOLE, Candidates, Need
 from router.routing.forecast import UNKNOWN_LINK, PullEnd, page_s
-from router.routing.learned import PredictionResidual, Setups
+from router.routing.learned import CompiledAt, PredictionResidual
 from router.routing.policy import NO_LINKS, Decision, Policy, Snapshot, WorkerView
 from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations, ReservedShare
 from twostroke.base.ids import BlockHash, WorkerId
 from twostroke.request import Attempt
+from twostroke.rpc.v1.control_pb2 import Load
 
 OUTPUT_MEMORY = 0.02
 """Weight of the latest output in the expected length of the next one: the last fifty count most."""
@@ -44,8 +45,8 @@ class RoutingParams:
     cache_key: bytes = b""
     """Digest of the client's hint which requests have prefixes in common; empty without one. It says nothing about who
     shares blocks."""
-    needs_setup: bool = False
-    """A worker may have to load or compile something before it can begin it."""
+    load_s: Callable[[Load], float] | None = None
+    """Returns the seconds until a worker with this load has the weights that its model has beside the fleet's."""
     compile_s: float = 0.0
     """Seconds that this router took to compile what its answer must match."""
     mask_s: float = 0.0
@@ -131,7 +132,7 @@ class Selector:
         self._fetching_until_s: dict[WorkerId, float] = {}
         self._serving_until_s: dict[WorkerId, float] = {}
         """When the pulls to and from each worker will be done. Pulls share its network link."""
-        self._setups = Setups()
+        self._compiled_at = CompiledAt()
         self._loading_until_s: dict[WorkerId, float] = {}
         """When the loads of each worker from lower tiers will be done. Loads share a reader."""
 
@@ -162,8 +163,9 @@ class Selector:
 
     def dispatched(self, request: Routable, decision: Decision, workers: Workers, now_s: float) -> None:
         """Notes that the decision is carried out now. What it pulls occupies the network links of both workers."""
-        if request.routing.needs_setup and (decode := workers.by_id.get(decision.decode)) is not None:
-            self._setups.placed(decode, request.attempt.request)
+        grammar = request.attempt.request.sampling.grammar
+        if grammar is not None and (decode := workers.by_id.get(decision.decode)) is not None:
+            self._compiled_at.placed(decode, grammar)
         forecast, taker = decision.forecast, decision.computed_by
         pulls = [(decision.peer, taker, forecast.fetched_blocks)]
         pulls.append((decision.source, decision.decode, forecast.pulled_blocks))
@@ -214,7 +216,7 @@ class Selector:
             ahead_s = self._reservations.seconds_on(worker.worker_id) - passes_s.get(worker.worker_id, 0.0)
             return worker.queue_s(now_s) + max(0.0, ahead_s)
 
-        attempt, routing, wanted = request.attempt, request.routing, request.attempt.request
+        attempt, routing, grammar = request.attempt, request.routing, request.attempt.request.sampling.grammar
         most_tokens, known = attempt.most_new_tokens, attempt.known_tokens
         need = Need(tokens=known, block_size=workers.shape.block_size, held=prefixes.held, queue_s=queue_s)
 
@@ -224,8 +226,9 @@ class Selector:
 
         def view(worker: Worker) -> WorkerView:
             passed_s = passes_s.get(worker.worker_id, 0.0)
-            setup_s = self._setups.seconds(worker, wanted, routing.compile_s) if routing.needs_setup else (0.0, 0.0)
-            return self._view(worker, prefixes, passed_s, now_s, setup_s)
+            load_s = 0.0 if routing.load_s is None else routing.load_s(worker.load)
+            compiles = grammar is not None and not self._compiled_at.has(worker, grammar)
+            return self._view(worker, prefixes, passed_s, now_s, load_s, routing.compile_s if compiles else 0.0)
 
         hashes = attempt.block_hashes
         sources = _sources(request, workers)
@@ -273,7 +276,7 @@ class Selector:
         self._residual.observe(residual_s, now_s, is_local=decision.source is None)
 
     def _view(
-        self, worker: Worker, prefixes: Prefixes, passed_s: float, now_s: float, setup_s: tuple[float, float]
+        self, worker: Worker, prefixes: Prefixes, passed_s: float, now_s: float, load_s: float, compile_s: float
     ) -> WorkerView:
         load, worker_id = worker.load, worker.worker_id
         reserved = self._reservations.on(worker_id)
@@ -281,7 +284,7 @@ class Selector:
         streams_ahead = reserved.streams * ahead_s / reserved.seconds if reserved.seconds else reserved.streams
         return WorkerView(
             worker=worker_id,
-            queue_s=worker.queue_s(now_s) + ahead_s + setup_s[0],
+            queue_s=worker.queue_s(now_s) + ahead_s + load_s,
             queued_tokens=load.queued_tokens + reserved.tokens,
             requests=load.running + load.waiting + self._reservations.requests_on(worker_id),
             running=load.running + reserved.streams,
@@ -307,7 +310,7 @@ class Selector:
             serve_wait_s=max(0.0, self._serving_until_s.get(worker_id, 0.0) - now_s),
             load_wait_s=max(0.0, self._loading_until_s.get(worker_id, 0.0) - now_s),
             utilisation=worker.utilisation,
-            compile_s=setup_s[1],
+            compile_s=compile_s,
         )
 
     def _with_source_of_coming_blocks(self, snapshot: Snapshot, prefixes: Prefixes, decision: Decision) -> Decision:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from router.fleet.demand import DemandReporter
 from router.fleet.fleet import Fleet
 from router.fleet.link_pool import LinkPool
-from router.fleet.named_models import NamedModels
+from router.fleet.named_models import NamedModels, NamedModelsOf, none_named
 from router.fleet.token_stream import TokenDelta
 from router.fleet.worker import ServingFacts, Worker
 from router.metrics import ROLE, RouterMetrics
@@ -45,7 +45,7 @@ HASHED_TOKENS = 8192
 class RouterCore:
     """The `Dispatcher` of a router. It serves between `start` and `close`."""
 
-    def __init__(self, config: RouterConfig, metrics: RouterMetrics) -> None:
+    def __init__(self, config: RouterConfig, metrics: RouterMetrics, named_in: NamedModelsOf = none_named) -> None:
         policy_named(config.routing.policy)
         if not config.fleet_address:
             raise ConfigError("a router needs the address of the supervisor's fleet service", field="fleet_address")
@@ -57,7 +57,14 @@ class RouterCore:
         metrics.expiries.watch("cluster", self.membership.certificates)
         self._routing = RoutingState(self.router_id, self.membership, metrics)
         self._fleet = Fleet(
-            config, self.membership, self.router_id, metrics, self._routing, self._worker_gone, self._worker_back
+            config,
+            self.membership,
+            self.router_id,
+            metrics,
+            self._routing,
+            self._worker_gone,
+            self._worker_back,
+            named_in,
         )
         self.recorder = recorder_of(self.router_id, ROLE, config.tracing, metrics.registry)
         self.operations = Operations(self._fleet, self._routing, self.membership, self.recorder)

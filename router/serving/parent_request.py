@@ -55,7 +55,7 @@ def weights_mark(fingerprint: str, own: bytes) -> str:
 def changed(request_id: str) -> WeightsChanged:
     """Returns the error of an answer that only weights could go on with that no worker has any more."""
     return WeightsChanged(
-        f"the answer {request_id} was begun with weights, or an adapter, that were replaced before its end, and cannot "
+        f"the answer {request_id} was begun with weights of its model that were replaced before its end, and cannot "
         "go on with others; send the request again"
     )
 

@@ -177,9 +177,9 @@ MUTANTS: Final = (
     Mutant(
         name="public-blocks-of-adapters",
         claim="blocks that an adapter computes are never public",
-        file="router/requests/client_request.py",
-        old="is_apart = is_exact or named is not None",
-        new="is_apart = is_exact",
+        file="router/adapters/named_adapter.py",
+        old="salt=self.salted(request.salt), public_blocks=0, adapter",
+        new="salt=self.salted(request.salt), adapter",
         test=(
             "tests/unit/router/requests/test_isolations.py::test_public_blocks_are_public_for_the_model_alone_and_never_where_pages_must_be_exact"
         ),

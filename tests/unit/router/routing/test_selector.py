@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from router.adapters.named_adapter import NamedAdapter
 from router.admission.queued_request import QueuedRequest
 from router.fleet.worker import Worker
 from router.routing.policies import policy_named
@@ -266,7 +267,8 @@ def test_a_worker_that_has_to_load_the_adapter_costs_the_time_that_takes() -> No
     desk.report(D[0], running=40, adapter_load_s=0.5, adapters=[b"b" * 16])
     desk.report(D[1], running=40, adapter_load_s=0.5, adapters=[adapter.digest])
     desk.report(P[0], adapter_load_s=0.25)
-    with_adapter = desk.ask(shares=False, adapter=adapter, needs_setup=True)
+    load_s = NamedAdapter("a", adapter, 8, 1000, 0.0).load_s
+    with_adapter = desk.ask(shares=False, adapter=adapter, load_s=load_s)
     for asked, extra_s in ((desk.ask(shares=False), 0.0), (with_adapter, 0.5)):
         seen = desk.selector.snapshot(asked, desk.workers(), 0.0)
         by_worker = {view.worker: view.queue_s for view in (*seen.decode, *seen.prefill)}
@@ -280,7 +282,7 @@ def test_a_worker_that_has_to_load_the_adapter_costs_the_time_that_takes() -> No
 def test_a_worker_compiles_a_grammar_once_until_it_starts_anew() -> None:
     desk = Desk("least-requests")
     sampling = SamplingParams(seed=0, max_tokens=500, grammar=Grammar("start: /a/"))
-    wants = desk.ask(sampling=sampling, needs_setup=True, compile_s=0.3, mask_s=0.001)
+    wants = desk.ask(sampling=sampling, compile_s=0.3, mask_s=0.001)
 
     def compile_s() -> dict[WorkerId, float]:
         seen = desk.selector.snapshot(wants, desk.workers(), 0.0)
