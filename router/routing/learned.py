@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from router.fleet.worker import Worker
 from twostroke.base.ids import BlockHash, Epoch, WorkerId
 from twostroke.grammar.compiler import KEPT_GRAMMARS
-from twostroke.request import Grammar
+from twostroke.request import GenerateRequest
 
 RESIDUAL_MEMORY = 63
 """Residuals that count: enough for a steady median, few enough to follow a change within a minute of traffic."""
@@ -108,10 +108,14 @@ class CompiledAt:
         self._by_worker: OrderedDict[tuple[WorkerId, Epoch], OrderedDict[int, None]] = OrderedDict()
         """Hashes of sources, the least recently used one first."""
 
-    def has(self, worker: Worker, grammar: Grammar) -> bool:
-        return hash(grammar.source) in self._by_worker.get((worker.worker_id, worker.epoch), ())
+    def has(self, worker: Worker, wanted: GenerateRequest) -> bool:
+        grammar = wanted.sampling.grammar
+        return grammar is None or hash(grammar.source) in self._by_worker.get((worker.worker_id, worker.epoch), ())
 
-    def placed(self, worker: Worker, grammar: Grammar) -> None:
+    def placed(self, worker: Worker, wanted: GenerateRequest) -> None:
+        grammar = wanted.sampling.grammar
+        if grammar is None:
+            return
         name = worker.worker_id, worker.epoch
         kept = self._by_worker.setdefault(name, OrderedDict())
         self._by_worker.move_to_end(name)

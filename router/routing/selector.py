@@ -163,9 +163,8 @@ class Selector:
 
     def dispatched(self, request: Routable, decision: Decision, workers: Workers, now_s: float) -> None:
         """Notes that the decision is carried out now. What it pulls occupies the network links of both workers."""
-        grammar = request.attempt.request.sampling.grammar
-        if grammar is not None and (decode := workers.by_id.get(decision.decode)) is not None:
-            self._compiled_at.placed(decode, grammar)
+        if (decode := workers.by_id.get(decision.decode)) is not None:
+            self._compiled_at.placed(decode, request.attempt.request)
         forecast, taker = decision.forecast, decision.computed_by
         pulls = [(decision.peer, taker, forecast.fetched_blocks)]
         pulls.append((decision.source, decision.decode, forecast.pulled_blocks))
@@ -216,7 +215,7 @@ class Selector:
             ahead_s = self._reservations.seconds_on(worker.worker_id) - passes_s.get(worker.worker_id, 0.0)
             return worker.queue_s(now_s) + max(0.0, ahead_s)
 
-        attempt, routing, grammar = request.attempt, request.routing, request.attempt.request.sampling.grammar
+        attempt, routing = request.attempt, request.routing
         most_tokens, known = attempt.most_new_tokens, attempt.known_tokens
         need = Need(tokens=known, block_size=workers.shape.block_size, held=prefixes.held, queue_s=queue_s)
 
@@ -227,8 +226,8 @@ class Selector:
         def view(worker: Worker) -> WorkerView:
             passed_s = passes_s.get(worker.worker_id, 0.0)
             load_s = 0.0 if routing.load_s is None else routing.load_s(worker.load)
-            compiles = grammar is not None and not self._compiled_at.has(worker, grammar)
-            return self._view(worker, prefixes, passed_s, now_s, load_s, routing.compile_s if compiles else 0.0)
+            is_compiled = self._compiled_at.has(worker, attempt.request)
+            return self._view(worker, prefixes, passed_s, now_s, load_s, 0.0 if is_compiled else routing.compile_s)
 
         hashes = attempt.block_hashes
         sources = _sources(request, workers)
