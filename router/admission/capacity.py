@@ -163,20 +163,25 @@ class Capacity:
         self.done(request_id)
         self._slots.give_back(request_id)
 
-    def first_token_deadline_s(self, request: QueuedRequest, workers: Workers, now_s: float) -> float | None:
-        """Returns the client's deadline less the time that the output after the first token is expected to take.
+    def limited(self, request: QueuedRequest, workers: Workers, slo_s: float | None, now_s: float) -> QueuedRequest:
+        """Returns the request with the time by which its first token must have come.
 
-        An output that cannot finish in time would cost others their slots for nothing.
+        Its deadline becomes the client's, less the time that the output after the first token is expected to take: an
+        output that cannot finish in time would cost others their slots for nothing.
         """
+        slo_at_s = None if slo_s is None else request.arrived_s + slo_s
         if request.deadline_s is None or not workers.decode:
-            return request.deadline_s
+            limits = [at_s for at_s in (request.deadline_s, slo_at_s) if at_s is not None]
+            return dataclasses.replace(request, limit_s=min(limits, default=None))
         tokens = min(request.attempt.most_new_tokens, self._selector.output_tokens)
         tokens_s = (
             worker.cost.of_streams(worker.load.running + 1, 0) / worker.step_tokens_each for worker in workers.decode
         )
         token_s = self._selector.token_s or min(tokens_s)
         output_s = OUTPUT_MARGIN * max(0.0, tokens - 1) * token_s
-        return request.deadline_s - min(output_s, MOST_OUTPUT_SHARE * max(0.0, request.deadline_s - now_s))
+        deadline_s = request.deadline_s - min(output_s, MOST_OUTPUT_SHARE * max(0.0, request.deadline_s - now_s))
+        limit_s = deadline_s if slo_at_s is None else min(deadline_s, slo_at_s)
+        return dataclasses.replace(request, deadline_s=deadline_s, limit_s=limit_s)
 
     def cost_s(self, request: QueuedRequest, decision: Decision, workers: Workers) -> float:
         """Returns what the request costs its tenant: its prompt, and what its tokens add to steps of its decode worker.
@@ -275,14 +280,6 @@ class Capacity:
         if worker.queue_s(now_s) > 0 or any(True for _ in self.sent_to(worker.worker_id)):
             return True
         return worker.prefilled_at_s is not None and worker.prefilled_at_s + TRUSTED_S > now_s
-
-    def limited(self, request: QueuedRequest, workers: Workers, slo_s: float | None, now_s: float) -> QueuedRequest:
-        """Returns the request with the time by which its first token must have come."""
-        deadline_s = self.first_token_deadline_s(request, workers, now_s)
-        limits = [
-            at_s for at_s in (deadline_s, None if slo_s is None else request.arrived_s + slo_s) if at_s is not None
-        ]
-        return dataclasses.replace(request, deadline_s=deadline_s, limit_s=min(limits, default=None))
 
     def _unseen_s(self, request_id: RequestId, worker: WorkerId) -> float:
         return self._reservations.own_share(request_id, worker).seconds

@@ -69,7 +69,7 @@ class Worker:
     """The form of its pages, as `model` says it."""
     load: Load = field(default_factory=Load)
     cost: StepCost = field(default_factory=StepCost)
-    """Cost of its steps, with the tokens that it drafts."""
+    """Cost of its steps, with all that they do for each stream."""
     step_tokens_each: float = 1.0
     """Tokens of each stream that one of its steps makes known, on average."""
     links: dict[WorkerId, LinkRate] = field(default_factory=dict)
@@ -122,6 +122,10 @@ class Worker:
         return None if self.model is None else self.model.page_bytes
 
     @property
+    def conversion_page_s(self) -> float:
+        return self.load.conversion_page_s
+
+    @property
     def fingerprint(self) -> str:
         """What it says of its weights and pages; empty while it has not introduced itself."""
         return "" if self.server is None else self.server.fingerprint
@@ -139,7 +143,7 @@ class Worker:
             self._note_busy(busy_s, now_s - self.reported_at_s)
         self.load, self.reported_at_s = load, now_s
         each = stream_step(load)
-        self.cost = step_cost(load).with_drafts(each)
+        self.cost = step_cost(load).with_stream_step(each)
         self.step_tokens_each = each.tokens
         self.tier_page_s = _tier_page_s(load)
         self.links = {WorkerId(link.worker_id): LinkRate(link.latency_s, link.bytes_per_s) for link in load.links}
@@ -173,7 +177,9 @@ def step_cost(load: Load) -> StepCost:
 
 def stream_step(load: Load) -> StreamStep:
     """Returns what a worker's steps do for each stream. One that says nothing of it makes one token known."""
-    return StreamStep(load.stream_step.rows or 1.0, load.stream_step.tokens or 1.0, load.stream_step.draft_s)
+    return StreamStep(
+        **{each.name: getattr(load.stream_step, each.name) or each.default for each in fields(StreamStep)}
+    )
 
 
 def _tier_page_s(load: Load) -> tuple[float, ...]:
@@ -182,26 +188,32 @@ def _tier_page_s(load: Load) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingFacts:
+class Shape:
+    """Size of the pages that the whole fleet shares."""
+
+    block_size: int
+    page_bytes: int
+    tail_blocks: int = 0
+    """Last blocks of a prefix whose pages in the further group are needed to go on; 0 where there is one group."""
+    further_page_bytes: int = 0
+    """Bytes of a page in the further group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingFacts(Shape):
     """What the decode workers say about the model they serve; they all say the same."""
 
     model: str
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    block_size: int
     pool_tokens: int
     """Tokens that fit into one decode worker's pool."""
     pool_pages: int
-    page_bytes: int
     dtype: str
     kv_form: KvForm
     """The form of their pages."""
     fingerprint: str
-    tail_blocks: int = 0
-    """Last blocks of a prefix whose pages in the further group are needed to go on; 0 where there is one group."""
-    further_page_bytes: int = 0
-    """Bytes of a page in the further group."""
 
     @property
     def context_tokens(self) -> int:

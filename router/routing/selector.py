@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from router.fleet.worker import Worker
+from router.fleet.worker import Shape, Worker
 from router.routing.candidates import BY_QUEUE, BY_STREAMS, WHOLE, Candidates, Need
-from router.routing.forecast import UNKNOWN_LINK, PullEnd, page_s
+from router.routing.forecast import UNKNOWN_LINK, page_s
 from router.routing.learned import CompiledAt, PredictionResidual
 from router.routing.policy import NO_LINKS, Decision, Policy, Snapshot, WorkerView
 from router.routing.prefix_index import PrefixIndex
@@ -61,19 +61,6 @@ class Routable(Protocol):
 
     @property
     def routing(self) -> RoutingParams: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """Size of the pages that the whole fleet shares."""
-
-    block_size: int
-    page_bytes: int
-    tail_blocks: int = 0
-    """Number of last blocks of a prefix whose pages in the further group a sequence needs to continue. 0 where there is
-    one page group."""
-    further_page_bytes: int = 0
-    """Bytes of a page in the further group."""
 
 
 @dataclass(frozen=True)
@@ -215,9 +202,9 @@ class Selector:
             ahead_s = self._reservations.seconds_on(worker.worker_id) - passes_s.get(worker.worker_id, 0.0)
             return worker.queue_s(now_s) + max(0.0, ahead_s)
 
-        attempt, routing = request.attempt, request.routing
+        attempt, routing, shape = request.attempt, request.routing, workers.shape
         most_tokens, known = attempt.most_new_tokens, attempt.known_tokens
-        need = Need(tokens=known, block_size=workers.shape.block_size, held=prefixes.held, queue_s=queue_s)
+        need = Need(tokens=known, block_size=shape.block_size, held=prefixes.held, queue_s=queue_s)
 
         def views(role: Sequence[Worker], candidates: Candidates) -> tuple[WorkerView, ...]:
             seen = candidates.among(role, workers.by_id, need) if self._narrows and len(role) > WHOLE else role
@@ -230,15 +217,14 @@ class Selector:
             return self._view(worker, prefixes, passed_s, now_s, load_s, 0.0 if is_compiled else routing.compile_s)
 
         hashes = attempt.block_hashes
-        sources = _sources(request, workers)
         return Snapshot(
             known_tokens=known,
             full_blocks=len(hashes),
-            block_size=workers.shape.block_size,
-            page_bytes=workers.shape.page_bytes,
-            end_pages=_end_pages(workers.shape, len(hashes)) if workers.shape.tail_blocks else 0.0,
+            block_size=shape.block_size,
+            page_bytes=shape.page_bytes,
+            end_pages=_end_pages(shape, len(hashes)) if shape.tail_blocks else 0.0,
             decode=views(workers.decode, self._decode),
-            prefill=views(sources, self._prefill),
+            prefill=views(_sources(request, workers), self._prefill),
             prefill_utilisation=self._prefill_utilisation(workers.prefill) if self._narrows else None,
             block_hashes=hashes,
             output_tokens=min(most_tokens, round(self.output_tokens) or most_tokens),
@@ -335,13 +321,11 @@ def _useful_hashes(request: Routable) -> tuple[BlockHash, ...]:
 
 
 def _sources(request: Routable, workers: Workers) -> Sequence[Worker]:
+    """Returns the prefill workers whose pages the request may have."""
     if request.attempt.scores_prompt:
         return ()
-    return workers.prefill if request.routing.takes_converted else _computing_the_same(workers)
-
-
-def _computing_the_same(workers: Workers) -> Sequence[Worker]:
-    """Returns the prefill workers whose pages become those of decode workers as they are."""
+    if request.routing.takes_converted:
+        return workers.prefill
     formats = {worker.kv_form.format for worker in workers.decode}
     return [worker for worker in workers.prefill if {worker.kv_form.format} == formats]
 
@@ -377,8 +361,7 @@ def _pull_page_s(workers: Workers, source_id: WorkerId, target_id: WorkerId) -> 
     if source is None or target is None:
         page_bytes = None if target is None else target.page_bytes
         return (usual_bytes if page_bytes is None else page_bytes) / link.bytes_per_s
-    there, here = (PullEnd(each.kv_form, each.page_bytes, each.load.conversion_page_s) for each in (source, target))
-    return page_s(there, here, usual_bytes, link.bytes_per_s)
+    return page_s(source, target, usual_bytes, link.bytes_per_s)
 
 
 def _shares(snapshot: Snapshot, decision: Decision) -> dict[WorkerId, ReservedShare]:

@@ -43,7 +43,7 @@ HASHED_TOKENS = 8192
 
 
 class RouterCore:
-    """The `Dispatcher` of a router. It serves between `start` and `close`."""
+    """The dispatcher of a router. It serves between `start` and `close`."""
 
     def __init__(self, config: RouterConfig, metrics: RouterMetrics, named_in: NamedModelsOf = none_named) -> None:
         policy_named(config.routing.policy)
@@ -73,7 +73,7 @@ class RouterCore:
         """None until it is started."""
         self._running: asyncio.Task[None] | None = None
         self._open: dict[str, _OpenChoices] = {}
-        self._is_draining = False
+        self.is_draining = False
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -85,9 +85,7 @@ class RouterCore:
 
     async def until_ready(self, timeout_s: float) -> None:
         """Returns once a decode worker serves, or after `timeout_s`."""
-        until_s = time.monotonic() + timeout_s
-        while not self.is_ready and (left_s := until_s - time.monotonic()) > 0:
-            await self._fleet.wait_for_change(left_s)
+        await self._wait_for(lambda: self.is_ready, timeout_s)
 
     async def ended(self) -> None:
         """Waits for the end, and raises what the core failed of. A router whose core has ended serves nothing."""
@@ -99,7 +97,7 @@ class RouterCore:
 
         Streams that their clients can resume elsewhere stay open at their decode workers for a grace period.
         """
-        self._is_draining = True
+        self.is_draining = True
         for opened in list(self._open.values()):
             opened.leave(Draining("the router is shutting down; another one can go on with this stream"))
             await opened.stop()
@@ -118,36 +116,45 @@ class RouterCore:
 
     @property
     def facts(self) -> ServingFacts:
+        """Raises PeerLost while no decode worker is known."""
         return self._fleet.facts
 
     @property
     def named_models(self) -> NamedModels:
+        """Models that are served beside the one of all workers, by name."""
         return self._fleet.named_models
 
     async def wait_for_named(self, holds: Callable[[NamedModels], bool], timeout_s: float) -> None:
         """Waits until `holds` is true of the models that are served by name, or until `timeout_s` has passed."""
+        await self._wait_for(lambda: holds(self._fleet.named_models), timeout_s)
+
+    async def _wait_for(self, holds: Callable[[], bool], timeout_s: float) -> None:
         until_s = time.monotonic() + timeout_s
-        while not holds(self._fleet.named_models) and (left_s := until_s - time.monotonic()) > 0:
+        while not holds() and (left_s := until_s - time.monotonic()) > 0:
             await self._fleet.wait_for_change(left_s)
 
     @property
     def is_ready(self) -> bool:
-        return not self._is_draining and self._fleet.can_serve
+        return not self.is_draining and self._fleet.can_serve
 
     @property
     def knows_decode_worker(self) -> bool:
+        """A decode worker is there, though it may be silent since a moment, or drain."""
         return self._fleet.knows_decode_worker
-
-    @property
-    def is_draining(self) -> bool:
-        return self._is_draining
 
     async def generate(
         self, request: ParentRequest, take: Take = take_none
     ) -> AsyncGenerator[tuple[int, TokenDelta], None]:
+        """Yields (choice, delta) from the first token on, also of a stream that is resumed, until every choice ends.
+
+        Tokens that come while nothing waits to be yielded are given to `take` first, at once and without a task. What
+        it returns False for is yielded, and so is every end.
+
+        Raises ServeError. Closing the iterator (`aclose`, or cancelling its consumer) cancels the request everywhere.
+        """
         recovered = await self._recover(request) if request.resumptions else {}
         hashes = await hash_blocks(request.request, self._fleet.facts.block_size)
-        if self._is_draining:
+        if self.is_draining:
             raise Draining("the router takes no new requests; try another one")
         if request.request_id in self._open:
             raise InvalidRequest(f"a request with id {request.request_id!r} is open already", field="request_id")
@@ -166,20 +173,23 @@ class RouterCore:
             await self._retire(opened)
 
     def finish_early(self, request: ParentRequest, choice: int) -> None:
+        """A stop string was found: that choice needs no more tokens. Its end (STOP) follows at once."""
         opened = self._open.get(request.request_id)
         if opened is not None and opened.request is request:  # not that of another connection that resumed it
             opened.finish_early(choice)
 
     async def abort(self, request_id: str) -> bool:
+        """Ends an open request, whose iterator then raises Cancelled. Returns False where no request has this id."""
         if request_id not in self._open:
             return False
         self._open[request_id].fail(Cancelled(f"request {request_id} was aborted"))
         return True
 
     async def drain(self, deadline_s: float) -> int:
-        if not self._is_draining:
+        """Takes no new work, and waits for open requests until `deadline_s` (Unix seconds). Returns those left."""
+        if not self.is_draining:
             log.info("draining open=%d", len(self._open))
-        self._is_draining = True
+        self.is_draining = True
         try:
             async with asyncio.timeout(max(0.0, deadline_s - time.time())):
                 await self._idle.wait()
@@ -192,7 +202,7 @@ class RouterCore:
             await self._serve(started, address)
         except Exception:
             log.critical("router core failed: it serves nothing any more", exc_info=True)
-            self._is_draining = True
+            self.is_draining = True
             for opened in self._open.values():
                 opened.fail(Draining("the router has failed and starts again; try again"))
             raise

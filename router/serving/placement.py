@@ -20,7 +20,7 @@ from router.metrics import RouterMetrics
 from router.routing.policies import NARROWING, RECONSIDERING, policy_named
 from router.routing.policy import Candidate, Decision
 from router.routing.routing_state import RoutingState
-from router.routing.selector import Selector, Shape, Workers
+from router.routing.selector import Selector, Workers
 from router.serving.parent_request import Attempts, ParentRequest, changed
 from router.serving.request_stats import RequestStats
 from twostroke.base.errors import Draining, FingerprintMismatch, Overloaded, PeerLost, ServeError, StaleEpoch
@@ -234,21 +234,11 @@ class Placer:
 
     def _workers(self, decode: Sequence[Worker] | None = None) -> Workers:
         """Returns the workers that serve; of decode workers only the given ones, which all have the same weights."""
-        facts = self._fleet.facts
         prefill = self._fleet.serving(Role.PREFILL)
         if decode and decode[0].fingerprint != self._fleet.fingerprint:
             taking = self._fleet.taking_begun(Role.PREFILL)
             prefill = [worker for worker in taking if worker.fingerprint == decode[0].fingerprint]
-        return Workers(
-            Shape(
-                block_size=facts.block_size,
-                page_bytes=facts.page_bytes,
-                tail_blocks=facts.tail_blocks,
-                further_page_bytes=facts.further_page_bytes,
-            ),
-            self._fleet.serving(Role.DECODE) if decode is None else decode,
-            prefill,
-        )
+        return Workers(self._fleet.facts, self._fleet.serving(Role.DECODE) if decode is None else decode, prefill)
 
     def _note(self, attempt: Attempt, decision: Decision) -> None:
         self._metrics.count_decision(self.policy, "local" if decision.source is None else "prefill")

@@ -103,7 +103,7 @@ class StepCost:
         streams_s = self.of_streams(terms.streams, terms.context_tokens)
         return streams_s + self.of_prompts(terms.prompt_tokens > 0, terms.prompt_tokens, terms.prompt_pairs)
 
-    def with_drafts(self, each: StreamStep) -> StepCost:
+    def with_stream_step(self, each: StreamStep) -> StepCost:
         """Returns the costs of steps that do this for each of their streams."""
         return replace(self, step_s=self.step_s + each.draft_s, stream_s=each.rows * self.stream_s)
 

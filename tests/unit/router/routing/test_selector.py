@@ -6,12 +6,12 @@ import pytest
 
 from router.adapters.named_adapter import NamedAdapter
 from router.admission.queued_request import QueuedRequest
-from router.fleet.worker import Worker
+from router.fleet.worker import Shape, Worker
 from router.routing.policies import policy_named
 from router.routing.policy import Policy
 from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations
-from router.routing.selector import Selector, Shape, Workers
+from router.routing.selector import Selector, Workers
 from tests.unit.router.queued import queued_request
 from twostroke.base.ids import BlockHash, Epoch, RequestId, WorkerId
 from twostroke.config import Role
