@@ -25,8 +25,7 @@ TRUSTED_S = 10.0
 OPEN_MEMORY = 0.05
 """Weight of the latest Open in the expected duration of the next one."""
 OUTPUT_MARGIN = 1.25
-"""Safety factor on the expected time of an output. Without it half of the requests that go at the last moment would
-end late."""
+"""Safety factor on the expected time of an output: without it half of those sent at the last moment would be late."""
 MOST_OUTPUT_SHARE = 0.5
 """Largest share of the client's time that the expected output may take. This output may be shorter than others were."""
 USUAL_OPEN_S = 0.005
@@ -81,39 +80,9 @@ class ActiveTenants:
             self._by_priority[claim.priority] += 1
         self._arrived_at_s[claim] = now_s
         while next(iter(self._arrived_at_s.values())) + REMEMBERED_S < now_s:
-            self._forget(next(iter(self._arrived_at_s)))
-
-    def _forget(self, claim: ActiveTenant) -> None:
-        del self._arrived_at_s[claim]
-        self._by_priority[claim.priority] -= 1
-        if not self._by_priority[claim.priority]:
-            del self._by_priority[claim.priority]
-
-
-class Slots:
-    """Slots of decode workers that requests hold, with those of requests on their way there."""
-
-    def __init__(self) -> None:
-        self._held: dict[RequestId, tuple[WorkerId, ActiveTenant]] = {}
-        self._counts: Counter[tuple[WorkerId, ActiveTenant]] = Counter()
-
-    def take(self, request_id: RequestId, worker: WorkerId, claim: ActiveTenant) -> None:
-        """Notes that the request goes to `worker`, and has left the worker that it had before."""
-        self.give_back(request_id)
-        self._held[request_id] = worker, claim
-        self._counts[worker, claim] += 1
-
-    def give_back(self, request_id: RequestId) -> None:
-        """Notes that the request is over. It may hold no slot."""
-        held = self._held.pop(request_id, None)
-        if held is None:
-            return
-        self._counts[held] -= 1
-        if not self._counts[held]:
-            del self._counts[held]
-
-    def taken(self, worker: WorkerId, claim: ActiveTenant) -> int:
-        return self._counts[worker, claim]
+            longest_ago = next(iter(self._arrived_at_s))
+            del self._arrived_at_s[longest_ago]
+            self._by_priority[longest_ago.priority] -= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +106,16 @@ class Capacity:
         """Placements without a first token."""
         self._sent_to: dict[WorkerId, dict[RequestId, None]] = {}
         self._open_s = USUAL_OPEN_S
-        self._slots = Slots()
+        self._slots: dict[RequestId, tuple[WorkerId, ActiveTenant]] = {}
+        """The slot of a decode worker that each request holds, or is on its way to."""
+        self._taken: Counter[tuple[WorkerId, ActiveTenant]] = Counter()
         self.tenants = ActiveTenants()
 
     def sent(self, placement: Placement) -> None:
         request_id, decode = placement.request_id, placement.decision.decode
-        self.done(request_id)
-        self._slots.take(request_id, decode, ActiveTenant.of(placement.request))
+        self.ended(request_id)
+        slot = self._slots[request_id] = decode, ActiveTenant.of(placement.request)
+        self._taken[slot] += 1
         self._sent[request_id] = placement
         for worker in {placement.computed_by, decode}:
             self._sent_to.setdefault(worker, {})[request_id] = None
@@ -161,7 +133,11 @@ class Capacity:
     def ended(self, request_id: RequestId) -> None:
         """Notes that the request is over, and frees its slot."""
         self.done(request_id)
-        self._slots.give_back(request_id)
+        slot = self._slots.pop(request_id, None)
+        if slot is not None:
+            self._taken[slot] -= 1
+            if not self._taken[slot]:
+                del self._taken[slot]
 
     def limited(self, request: QueuedRequest, workers: Workers, slo_s: float | None, now_s: float) -> QueuedRequest:
         """Returns the request with the time by which its first token must have come.
@@ -240,7 +216,7 @@ class Capacity:
         claim, slots = ActiveTenant.of(request), decode.load.slots
         if not slots or not self.tenants.has_rivals(claim):
             return True
-        return self._slots.taken(decode.worker_id, claim) < max(1.0, MOST_SLOTS * slots)
+        return self._taken[decode.worker_id, claim] < max(1.0, MOST_SLOTS * slots)
 
     def room(self, decode: Worker) -> float:
         """Returns for how many requests it has pages and a slot; at 0 there is room for one, below 0 for none.

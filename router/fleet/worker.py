@@ -177,9 +177,8 @@ def step_cost(load: Load) -> StepCost:
 
 def stream_step(load: Load) -> StreamStep:
     """Returns what a worker's steps do for each stream. One that says nothing of it makes one token known."""
-    return StreamStep(
-        **{each.name: getattr(load.stream_step, each.name) or each.default for each in fields(StreamStep)}
-    )
+    each, unsaid = load.stream_step, StreamStep()
+    return StreamStep(**{term.name: getattr(each, term.name) or getattr(unsaid, term.name) for term in fields(unsaid)})
 
 
 def _tier_page_s(load: Load) -> tuple[float, ...]:
