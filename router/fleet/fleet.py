@@ -15,12 +15,11 @@ from pathlib import Path
 
 import grpc.aio
 
-from router.fleet.failure_detector import FailureDetector
 from router.fleet.feed import EventSink, Feed, FeedDependencies
-from router.fleet.liveness import Change, Liveness
+from router.fleet.liveness import Change, FailureDetector
 from router.fleet.metrics import FleetMetrics, ScalingMetrics
 from router.fleet.named_models import NamedModels, NamedModelsOf
-from router.fleet.worker import SAME_FACTS, ServingFacts, Worker, WorkerStatus
+from router.fleet.worker import SAME_FACTS, Liveness, ServingFacts, Worker, WorkerStatus
 from router.metrics import RouterMetrics
 from twostroke.base.errors import PeerLost
 from twostroke.base.fault_points import Point, reach
@@ -338,8 +337,6 @@ class Fleet:
             pool_pages=pool_pages,
             kv_form=form_of(model),
             fingerprint=self.fingerprint,
-            tail_blocks=model.tail_blocks,
-            further_page_bytes=model.further_page_bytes,
         )
 
 

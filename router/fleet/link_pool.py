@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
-from router.fleet.failure_detector import FailureDetector
+from router.fleet.liveness import FailureDetector
 from router.fleet.token_stream import StreamLink, TokenStream
 from router.fleet.worker import Worker
 from router.fleet.worker_link import WorkerLink

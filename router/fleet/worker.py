@@ -6,7 +6,6 @@ import enum
 import math
 from dataclasses import dataclass, field, fields
 
-from router.fleet.liveness import Liveness
 from twostroke.base.ids import Epoch, WorkerId
 from twostroke.config import Role
 from twostroke.kv_cache.form import KvForm
@@ -35,6 +34,12 @@ class LinkRate:
 
     latency_s: float
     bytes_per_s: float
+
+
+class Liveness(enum.StrEnum):
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    DEAD = "dead"
 
 
 class WorkerStatus(enum.StrEnum):
@@ -220,5 +225,5 @@ class ServingFacts(Shape):
         return min(self.max_model_len, self.pool_tokens)
 
 
-SAME_FACTS = ("model", "max_model_len", "vocab_size", "block_size", "page_bytes", "dtype")
+SAME_FACTS = (*(each.name for each in fields(Shape)), "model", "max_model_len", "vocab_size", "dtype")
 """Facts that stand in a `ModelInfo` under the same names."""

@@ -17,8 +17,7 @@ from typing import TypeVar
 import grpc.aio
 from google.protobuf.message import Message
 
-from router.fleet.failure_detector import FailureDetector
-from router.fleet.liveness import Signal
+from router.fleet.liveness import FailureDetector, Signal
 from router.fleet.token_stream import TokenStream
 from router.fleet.worker import Worker
 from router.metrics import RouterMetrics

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from router.admission.admission import Admission
 from router.admission.admission_queue import PAUSE_S
 from router.admission.queued_request import Placement, QueuedRequest, Reason, Refused, Rules, Stranded, Verdict
-from router.fleet.liveness import Liveness
-from router.fleet.worker import Shape, Worker, WorkerStatus
+from router.fleet.worker import Liveness, Shape, Worker, WorkerStatus
 from router.routing.policies import NARROWING, RECONSIDERING
 from router.routing.policy import Policy
 from router.routing.prefix_index import Applied, PrefixIndex
