@@ -85,7 +85,11 @@ class _Reader:
         if self._only not in (None, message.worker_id) or message.worker_id in self._restarts:
             return
         if message.worker_id in self._incomplete:
-            self._complete(message)
+            if not message.more:
+                worker = WorkerId(message.worker_id)
+                self._incomplete.remove(worker)
+                self._restarts.append(worker)
+                self._changed.set()
             return
         if len(self._batches) >= MAX_BEHIND:
             self.start_again(workers)
@@ -117,13 +121,6 @@ class _Reader:
             self._parts = None
             self._incomplete.add(worker)
         return first
-
-    def _complete(self, message: KvEventBatch) -> None:
-        if not message.more:
-            worker = WorkerId(message.worker_id)
-            self._incomplete.remove(worker)
-            self._restarts.append(worker)
-            self._changed.set()
 
 
 def _messages(worker: WorkerId, epoch: Epoch, parts: Generator[EventBatch]) -> Generator[KvEventBatch]:

@@ -6,10 +6,9 @@ with the snapshot. A policy that goes by its own history remembers what it chose
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
 
 from router.fleet.worker import UNKNOWN_FORM, LinkRate
 from twostroke.base.ids import BlockHash, WorkerId
@@ -270,5 +269,4 @@ class Decision:
         return self.source or self.decode
 
 
-class Policy(Protocol):
-    def __call__(self, snapshot: Snapshot) -> Decision: ...
+Policy = Callable[[Snapshot], Decision]

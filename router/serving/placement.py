@@ -94,7 +94,7 @@ class Placer:
         and what a worker says of it. The queue's `first_token` and `left` have to be called for what was placed.
         """
         is_urgent |= not self._are_routed(parent)
-        queued = dataclasses.replace(_queued(attempt, parent), is_urgent=is_urgent)
+        queued = _queued(attempt, parent, is_urgent=is_urgent)
         give_up_s = time.monotonic() + self._worker_wait_s
         full: set[WorkerId] = set()
         unusable: set[WorkerId] = set() if avoided is None else {avoided}
@@ -275,7 +275,7 @@ def source_forecast(decision: Decision) -> worker_pb2.SourceForecast | None:
     )
 
 
-def _queued(attempt: Attempt, parent: ParentRequest) -> QueuedRequest:
+def _queued(attempt: Attempt, parent: ParentRequest, *, is_urgent: bool = False) -> QueuedRequest:
     now_s, deadline_s, siblings = time.monotonic(), attempt.request.deadline_s, parent.siblings
     return QueuedRequest(
         attempt=attempt,
@@ -283,6 +283,7 @@ def _queued(attempt: Attempt, parent: ParentRequest) -> QueuedRequest:
         arrived_s=now_s,
         deadline_s=None if deadline_s is None else now_s + deadline_s - time.time(),
         siblings=Siblings(siblings.before + attempt.request.sampling.choice, siblings.count),
+        is_urgent=is_urgent,
     )
 
 
