@@ -1,1 +1,1 @@
-"""Adapters as a router knows them: models that the fleet serves beside its own."""
+"""Adapters of a running server, as operators load and unload them: over gRPC, or with vLLM's calls over HTTP."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from twostroke.request import GenerateRequest
-from twostroke.rpc.v1.control_pb2 import Load
+from twostroke.request import WeightsRef
 from twostroke.rpc.v1.fleet_pb2 import FleetView
 
 
@@ -17,8 +16,7 @@ class NamedModel(Protocol):
     def name(self) -> str: ...
 
     @property
-    def folder(self) -> str:
-        """The folder that it was loaded from."""
+    def ref(self) -> WeightsRef: ...
 
     @property
     def loaded_s(self) -> float:
@@ -26,12 +24,6 @@ class NamedModel(Protocol):
 
     def salted(self, salt: bytes) -> bytes:
         """Returns a salt with which no other model has blocks in common."""
-
-    def of_it(self, request: GenerateRequest) -> GenerateRequest:
-        """Returns the request that this model answers instead of the fleet's own."""
-
-    def load_s(self, load: Load) -> float:
-        """Returns the predicted seconds until a worker with this load has its weights."""
 
 
 NamedModels = Mapping[str, NamedModel]

@@ -185,17 +185,20 @@ class ClientRequest:
         """Returns what is wanted of one of its prompts."""
         tokens, block_size = tuple(prompt.ids), facts.block_size
         is_exact = not self.body.takes_converted and facts.kv_form.converted_from is not None
+        is_apart = is_exact or named is not None
         salt = owner_salt(self.tenant, self.body.cache_salt)
         if is_exact:
             salt = exact_salt(salt)
-        request = GenerateRequest(
+        if named is not None:
+            salt = named.salted(salt)
+        return GenerateRequest(
             prompt=tokens,
             sampling=sampling,
             salt=salt,
-            public_blocks=0 if is_exact else public.blocks_of(tokens, block_size),
+            public_blocks=0 if is_apart else public.blocks_of(tokens, block_size),
+            weights=None if named is None else named.ref,
             deadline_s=self.deadline_s,
             speculation=self.body.speculation,
             hints=tuple(CacheHint(hint.tokens // block_size, hint.seconds) for hint in prompt.hints),
             hint_tenant=self.tenant,
         )
-        return request if named is None else named.of_it(request)

@@ -245,8 +245,6 @@ class RequestHandler:
             compiled = await self._grammars.of(options.structured, request.turns_of)
             grammar = compiled.grammar
             routing = dataclasses.replace(routing, compile_s=compiled.compile_s, mask_s=compiled.mask_s)
-        if named is not None:
-            routing = dataclasses.replace(routing, load_s=named.load_s)
         requests = []
         for number, (request_id, prompt) in enumerate(zip(ids, body.token_prompts, strict=True)):
             sent = point.sent[number * options.n : (number + 1) * options.n]

@@ -101,22 +101,33 @@ MOST_WORKERS = 1024
 """Workers with remembered grammars: those that got one last."""
 
 
-class CompiledAt:
-    """Remembers where grammars were sent: each worker keeps those that it used last."""
+class Setups:
+    """Predicts what a worker does before it can begin a request: it loads weights, or compiles a grammar.
+
+    Each worker keeps the grammars that it used last; so does this, for those that this router has sent there.
+    """
 
     def __init__(self) -> None:
         self._by_worker: OrderedDict[tuple[WorkerId, Epoch], OrderedDict[int, None]] = OrderedDict()
         """Hashes of sources, the least recently used one first."""
 
-    def has(self, worker: Worker, wanted: GenerateRequest) -> bool:
-        grammar = wanted.sampling.grammar
-        return grammar is None or hash(grammar.source) in self._by_worker.get((worker.worker_id, worker.epoch), ())
+    def seconds(self, worker: Worker, wanted: GenerateRequest, compile_s: float) -> tuple[float, float]:
+        """Returns the seconds until it computes, and until it admits the request, which took `compile_s` to compile
+        here.
+
+        A worker that has not measured any load costs nothing.
+        """
+        weights, grammar = wanted.weights, wanted.sampling.grammar
+        is_loaded = weights is None or weights.digest in worker.load.weights
+        kept = self._by_worker.get((worker.worker_id, worker.epoch), ())
+        is_compiled = grammar is None or hash(grammar.source) in kept
+        return 0.0 if is_loaded else worker.load.weights_load_s, 0.0 if is_compiled else compile_s
 
     def placed(self, worker: Worker, wanted: GenerateRequest) -> None:
-        grammar = wanted.sampling.grammar
+        """Notes that the request goes to the worker."""
+        grammar, name = wanted.sampling.grammar, (worker.worker_id, worker.epoch)
         if grammar is None:
             return
-        name = worker.worker_id, worker.epoch
         kept = self._by_worker.setdefault(name, OrderedDict())
         self._by_worker.move_to_end(name)
         if len(self._by_worker) > MOST_WORKERS:

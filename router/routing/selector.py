@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
@@ -16,13 +16,12 @@ from typing import Protocol
 from router.fleet.worker import Shape, Worker
 from router.routing.candidates import BY_QUEUE, BY_STREAMS, WHOLE, Candidates, Need
 from router.routing.forecast import UNKNOWN_LINK, page_s
-from router.routing.learned import CompiledAt, PredictionResidual
+from router.routing.learned import PredictionResidual, Setups
 from router.routing.policy import NO_LINKS, Decision, Policy, Snapshot, WorkerView
 from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations, ReservedShare
 from twostroke.base.ids import BlockHash, WorkerId
 from twostroke.request import Attempt
-from twostroke.rpc.v1.control_pb2 import Load
 
 OUTPUT_MEMORY = 0.02
 """Weight of the latest output in the expected length of the next one: the last fifty count most."""
@@ -45,8 +44,6 @@ class RoutingParams:
     cache_key: bytes = b""
     """Digest of the client's hint which requests have prefixes in common; empty without one. It says nothing about who
     shares blocks."""
-    load_s: Callable[[Load], float] | None = None
-    """Returns the seconds until a worker with this load has the weights that its model has beside the fleet's."""
     compile_s: float = 0.0
     """Seconds that this router took to compile what its answer must match."""
     mask_s: float = 0.0
@@ -119,7 +116,7 @@ class Selector:
         self._fetching_until_s: dict[WorkerId, float] = {}
         self._serving_until_s: dict[WorkerId, float] = {}
         """When the pulls to and from each worker will be done. Pulls share its network link."""
-        self._compiled_at = CompiledAt()
+        self._setups = Setups()
         self._loading_until_s: dict[WorkerId, float] = {}
         """When the loads of each worker from lower tiers will be done. Loads share a reader."""
 
@@ -151,7 +148,7 @@ class Selector:
     def dispatched(self, request: Routable, decision: Decision, workers: Workers, now_s: float) -> None:
         """Notes that the decision is carried out now. What it pulls occupies the network links of both workers."""
         if (decode := workers.by_id.get(decision.decode)) is not None:
-            self._compiled_at.placed(decode, request.attempt.request)
+            self._setups.placed(decode, request.attempt.request)
         forecast, taker = decision.forecast, decision.computed_by
         pulls = [(decision.peer, taker, forecast.fetched_blocks)]
         pulls.append((decision.source, decision.decode, forecast.pulled_blocks))
@@ -212,9 +209,8 @@ class Selector:
 
         def view(worker: Worker) -> WorkerView:
             passed_s = passes_s.get(worker.worker_id, 0.0)
-            load_s = 0.0 if routing.load_s is None else routing.load_s(worker.load)
-            is_compiled = self._compiled_at.has(worker, attempt.request)
-            return self._view(worker, prefixes, passed_s, now_s, load_s, 0.0 if is_compiled else routing.compile_s)
+            setup_s = self._setups.seconds(worker, attempt.request, routing.compile_s)
+            return self._view(worker, prefixes, passed_s, now_s, setup_s)
 
         hashes = attempt.block_hashes
         return Snapshot(
@@ -261,7 +257,7 @@ class Selector:
         self._residual.observe(residual_s, now_s, is_local=decision.source is None)
 
     def _view(
-        self, worker: Worker, prefixes: Prefixes, passed_s: float, now_s: float, load_s: float, compile_s: float
+        self, worker: Worker, prefixes: Prefixes, passed_s: float, now_s: float, setup_s: tuple[float, float]
     ) -> WorkerView:
         load, worker_id = worker.load, worker.worker_id
         reserved = self._reservations.on(worker_id)
@@ -269,7 +265,7 @@ class Selector:
         streams_ahead = reserved.streams * ahead_s / reserved.seconds if reserved.seconds else reserved.streams
         return WorkerView(
             worker=worker_id,
-            queue_s=worker.queue_s(now_s) + ahead_s + load_s,
+            queue_s=worker.queue_s(now_s) + ahead_s + setup_s[0],
             queued_tokens=load.queued_tokens + reserved.tokens,
             requests=load.running + load.waiting + self._reservations.requests_on(worker_id),
             running=load.running + reserved.streams,
@@ -295,7 +291,7 @@ class Selector:
             serve_wait_s=max(0.0, self._serving_until_s.get(worker_id, 0.0) - now_s),
             load_wait_s=max(0.0, self._loading_until_s.get(worker_id, 0.0) - now_s),
             utilisation=worker.utilisation,
-            compile_s=compile_s,
+            compile_s=setup_s[1],
         )
 
     def _with_source_of_coming_blocks(self, snapshot: Snapshot, prefixes: Prefixes, decision: Decision) -> Decision:

@@ -154,16 +154,16 @@ MUTANTS: Final = (
         name="adapter-salt-without-tenant",
         claim="tenants do not see each other's prefixes, also with an adapter",
         file="twostroke/kv_cache/block.py",
-        old="return _hash(_framed(salt) + _framed(adapter), _ADAPTER)",
-        new="return _hash(_framed(adapter), _ADAPTER)",
+        old="return _hash(_framed(salt) + _framed(content), kind)",
+        new="return _hash(_framed(content), kind)",
         test=("tests/unit/router/requests/test_isolations.py::test_a_salt_depends_on_every_part_that_it_is_made_of"),
     ),
     Mutant(
         name="adapter-salt-without-adapter",
         claim="no answer is that of another adapter",
         file="twostroke/kv_cache/block.py",
-        old="return _hash(_framed(salt) + _framed(adapter), _ADAPTER)",
-        new="return _hash(_framed(salt), _ADAPTER)",
+        old="return _hash(_framed(salt) + _framed(content), kind)",
+        new="return _hash(_framed(salt), kind)",
         test=("tests/unit/router/requests/test_isolations.py::test_a_salt_depends_on_every_part_that_it_is_made_of"),
     ),
     Mutant(
@@ -177,9 +177,9 @@ MUTANTS: Final = (
     Mutant(
         name="public-blocks-of-adapters",
         claim="blocks that an adapter computes are never public",
-        file="router/adapters/named_adapter.py",
-        old="salt=self.salted(request.salt), public_blocks=0, adapter",
-        new="salt=self.salted(request.salt), adapter",
+        file="router/requests/client_request.py",
+        old="is_apart = is_exact or named is not None",
+        new="is_apart = is_exact",
         test=(
             "tests/unit/router/requests/test_isolations.py::test_public_blocks_are_public_for_the_model_alone_and_never_where_pages_must_be_exact"
         ),
