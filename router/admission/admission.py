@@ -256,9 +256,7 @@ class Admission:
     def _decide_anew(
         self, before: Placement, workers: Workers, before_s: Mapping[WorkerId, float], now_s: float
     ) -> Placement:
-        """Decides anew where the next request of the queue goes. Only requests that this wake looked at earlier are
-        ahead of it.
-        """
+        """Decides anew where the next request goes. Only those that this wake looked at earlier are ahead of it."""
         self._drop(before)
         self._reservations.end(before.request_id)
         passes_s: dict[WorkerId, float] = {}

@@ -180,8 +180,7 @@ class Capacity:
         self._open_s += OPEN_MEMORY * (seconds - self._open_s)
 
     def ahead_s(self, worker: Worker) -> float:
-        """Returns the seconds of work that the worker should have queued: a few steps, the way of a request to its
-        queue, and the lag of reports."""
+        """Returns seconds of work to keep queued there: some steps, a request's way there, and the lag of reports."""
         costs = worker.load.costs
         step_s = worker.cost.of_prompt(costs.step_tokens, 0, costs.step_tokens)
         if worker.role is Role.DECODE and costs.step_target_s:

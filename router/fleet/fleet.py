@@ -141,9 +141,7 @@ class Fleet:
 
     @property
     def can_serve(self) -> bool:
-        """Whether a decode worker serves or is suspect. Requests wait for a suspect one, so a load balancer may stay
-        here.
-        """
+        """Whether a decode worker serves or is suspect, for which requests wait, so that a load balancer may stay."""
         statuses = {w.status for w in self.decode_workers()}
         return bool(statuses & {WorkerStatus.SERVING, WorkerStatus.SUSPECT})
 

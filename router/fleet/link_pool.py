@@ -69,9 +69,7 @@ class LinkPool:
             self.to(worker)
 
     def drop(self, worker: Worker, reason: str, *, for_good: bool = False) -> None:
-        """Fails the worker's requests now, so that they can continue on other workers. `for_good`: its
-        epoch has ended.
-        """
+        """Fails the worker's requests now: they can go on elsewhere. `for_good`: its epoch has ended."""
         if for_good:
             self._unclosed.pop(worker.worker_id, None)
         if worker.worker_id in self._links:

@@ -107,9 +107,7 @@ class Worker:
 
     @property
     def takes_begun(self) -> bool:
-        """Answers that began with its weights may continue on it, even where new requests go to workers with other
-        weights.
-        """
+        """Answers that began with its weights may go on there, wherever new requests go."""
         return self.status in (WorkerStatus.SERVING, WorkerStatus.OTHER_WEIGHTS) and not self._was_told_to_drain
 
     @property

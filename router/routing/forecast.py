@@ -174,8 +174,7 @@ class Forecaster:
         return (self._snapshot.output_tokens or UNKNOWN_OUTPUT_TOKENS) / decode.step_tokens_each
 
     def _computing(self, worker: WorkerView, peer: PrefixHolder | None, tokens: int, streams: int) -> Computing:
-        """Forecasts `tokens` of the prompt beside `streams` that share its steps, from the tier that makes it end
-        soonest."""
+        """Forecasts `tokens` of the prompt beside `streams` that share its steps, from the tier that ends soonest."""
         size = self._snapshot.block_size
         best: Computing | None = None
         peer_s = 0.0 if peer is None else peer.view.loaded_in_s(peer.blocks)

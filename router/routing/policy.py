@@ -94,9 +94,7 @@ class WorkerView:
         return self.resident[min(tier, len(self.resident) - 1)]
 
     def loaded_in_s(self, blocks: int) -> float:
-        """Returns predicted seconds until they are there, after the loads for earlier requests; 0 where nothing is
-        loaded.
-        """
+        """Returns predicted seconds until they are there, behind earlier loads; 0 where nothing is loaded."""
         load_s = self.load_s(blocks)
         return self.load_wait_s + load_s if load_s else 0.0
 

@@ -346,9 +346,7 @@ def _depths(held: tuple[int, ...], tiers: int) -> tuple[int, ...]:
 
 
 def _pull_page_s(workers: Workers, source_id: WorkerId, target_id: WorkerId) -> float:
-    """Returns the seconds for which a page occupies both workers: for its transfer, and for its conversion where forms
-    differ.
-    """
+    """Returns the seconds for which a page occupies both workers: its transfer, and its conversion if forms differ."""
     source, target = workers.by_id.get(source_id), workers.by_id.get(target_id)
     known = NO_LINKS if target is None else target.links
     usual = (link for worker in workers.by_id.values() for link in worker.links.values())

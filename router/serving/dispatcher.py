@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 
 from router.fleet.demand import DemandReporter
@@ -164,7 +163,7 @@ class RouterCore:
         try:
             left = len(request.open_choices)
             while left:
-                event = await opened.next_event()
+                event = await opened.events.get()
                 if isinstance(event, Exception):
                     raise event
                 yield event
@@ -315,9 +314,8 @@ class _OpenChoices:
         take: Take,
     ) -> None:
         self.request = request
-        self._events: deque[tuple[int, TokenDelta] | Exception] = deque()
+        self.events = asyncio.Queue[tuple[int, TokenDelta] | Exception]()
         """Ends, errors, and tokens that were not taken at once."""
-        self._has_events = asyncio.Event()
         self._take = take
         self._choices = {
             choice: ChoiceState(request, choice, hashes, dependencies, self, recovered.get(choice))
@@ -344,20 +342,13 @@ class _OpenChoices:
 
     def tokens(self, choice: int, delta: TokenDelta) -> None:
         try:
-            if self._events or not self._take(choice, delta):
+            if not self.events.empty() or not self._take(choice, delta):
                 self.put((choice, delta))
         except Exception as error:  # it ends this request, not its decode worker
             self.put(error)
 
     def put(self, event: tuple[int, TokenDelta] | Exception) -> None:
-        self._events.append(event)
-        self._has_events.set()
-
-    async def next_event(self) -> tuple[int, TokenDelta] | Exception:
-        while not self._events:
-            self._has_events.clear()
-            await self._has_events.wait()
-        return self._events.popleft()
+        self.events.put_nowait(event)
 
     def fail(self, error: ServeError) -> None:
         for task in self._tasks.values():
