@@ -112,7 +112,8 @@ class Selector:
         """Expected length of the next output; 0 while nothing is known."""
         self.token_s = 0.0
         """Expected time from one token to the next, with all that comes between; 0 while nothing is known."""
-        self._residual = PredictionResidual()
+        self._residuals = PredictionResidual(), PredictionResidual()
+        """For prompts that a page source computes, and for those that the decode worker computes."""
         self._fetching_until_s: dict[WorkerId, float] = {}
         self._serving_until_s: dict[WorkerId, float] = {}
         """When the pulls to and from each worker will be done. Pulls share its network link."""
@@ -225,10 +226,7 @@ class Selector:
             block_hashes=hashes,
             output_tokens=min(most_tokens, round(self.output_tokens) or most_tokens),
             re_reference_rate=self._index.re_reference.rate,
-            residual_s=(
-                self._residual.seconds(now_s, is_local=False),
-                self._residual.seconds(now_s, is_local=True),
-            ),
+            residual_s=(self._residuals[0].seconds(now_s), self._residuals[1].seconds(now_s)),
             turn=self._turn,
             draw=self._draws.random(),
             mask_s=routing.mask_s,
@@ -254,7 +252,7 @@ class Selector:
     def had_first_token(self, decision: Decision, seconds: float, now_s: float) -> None:
         """Notes how long after the decision the first token came, at the first worker that was tried."""
         residual_s = seconds - decision.forecast.foreseen_s
-        self._residual.observe(residual_s, now_s, is_local=decision.source is None)
+        self._residuals[decision.source is None].observe(residual_s, now_s)
 
     def _view(
         self, worker: Worker, prefixes: Prefixes, passed_s: float, now_s: float, setup_s: tuple[float, float]

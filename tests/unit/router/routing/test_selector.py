@@ -228,6 +228,8 @@ def test_a_bias_of_the_forecast_is_learned_and_does_not_add_up() -> None:
     forecast = desk.selector.select(desk.ask(), desk.workers(), 0.0).forecast
     assert abs(forecast.residual_s - 0.25) < 1e-9
     assert forecast.first_token_s == forecast.foreseen_s + forecast.residual_s
+    seen = desk.selector.snapshot(desk.ask(), desk.workers(), 0.0).residual_s
+    assert seen == (pytest.approx(0.25), 0.0), "nothing was learned of prompts that decode workers compute"
 
 
 def test_wires_of_workers_that_are_gone_are_forgotten() -> None:
