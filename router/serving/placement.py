@@ -194,6 +194,10 @@ class Placer:
         decode = workers.by_id[decision.decode]
         link = self._links.to(decode)
         stream = TokenStream(link, attempt.request_id, attempt.number, len(attempt.emitted))
+        peer = None
+        if decision.peer is not None:
+            source = workers.by_id[decision.peer].page_source
+            peer = PeerPrefix(source, decision.peer_blocks, decision.forecast.peer_load_s)
         is_open, may_be_open, begun_s = False, True, time.monotonic()
         try:
             message = attempt_to_message(
@@ -201,7 +205,7 @@ class Placer:
                 fingerprint=decode.fingerprint,
                 worker_epoch=str(decode.epoch),
                 source=None if decision.source is None else workers.by_id[decision.source].page_source,
-                peer=_peer(decision, workers),
+                peer=peer,
                 source_forecast=source_forecast(decision),
             )
             await link.open(message, stream)
@@ -254,12 +258,6 @@ class Placer:
             decision.forecast.first_token_s,
             decision.why or "",
         )
-
-
-def _peer(decision: Decision, workers: Workers) -> PeerPrefix | None:
-    if decision.peer is None:
-        return None
-    return PeerPrefix(workers.by_id[decision.peer].page_source, decision.peer_blocks, decision.forecast.peer_load_s)
 
 
 def source_forecast(decision: Decision) -> worker_pb2.SourceForecast | None:
