@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from router.branches import BRANCHES
+from router.branches import BRANCHES, NAMED_MODELS
 from router.metrics import RouterMetrics
 from router.preparation.preparer import ProcessPreparer
 from router.server import RouterServer
@@ -42,7 +42,7 @@ async def serve(config: RouterConfig) -> None:
     _allow_many_sockets()
     metrics = RouterMetrics()
     with one_text(config.model_dir):
-        core = RouterCore(config, metrics)
+        core = RouterCore(config, metrics, NAMED_MODELS)
         preparer = ProcessPreparer(load_text(config.model_dir, config.output), config.model_dir)
     configure_logging(core.router_id, owns_files=config.owns_log_file)
     server = RouterServer(

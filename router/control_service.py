@@ -59,8 +59,6 @@ class RouterControlService(control_pb2_grpc.ControlServicer):
             eos_token_ids=facts.eos_token_ids,
             kv_format=facts.kv_form.format,
             kv_converted_from=facts.kv_form.converted_from or "",
-            tail_blocks=facts.tail_blocks,
-            further_page_bytes=facts.further_page_bytes,
             pool_pages=facts.pool_pages,
         )
 

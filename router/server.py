@@ -25,7 +25,7 @@ from router.requests.resume import Seeds
 from router.requests.work import Preparer
 from router.routing.reservations import Reservations
 from router.server_branch import RouterParts, RouterTable, SupervisorCalls
-from router.serving.parent_request import Dispatcher
+from router.serving.dispatcher import RouterCore
 from twostroke.base.allocator import give_freed_memory_back
 from twostroke.base.errors import ConfigError
 from twostroke.base.ids import Epoch
@@ -61,7 +61,7 @@ class RouterServer:
     def __init__(
         self,
         config: RouterConfig,
-        dispatcher: Dispatcher,
+        dispatcher: RouterCore,
         preparer: Preparer,
         metrics: RouterMetrics,
         *,
@@ -182,7 +182,7 @@ class RouterServer:
 
 def _handler(
     config: RouterConfig,
-    dispatcher: Dispatcher,
+    dispatcher: RouterCore,
     preparer: Preparer,
     metrics: RouterMetrics,
     recorder: Recorder | None,

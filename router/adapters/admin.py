@@ -6,9 +6,10 @@ import asyncio
 import time
 from pathlib import Path
 
-from router.fleet.named_models import NamedModel, NamedModels
+from router.adapters.named_adapter import NamedAdapter
+from router.fleet.named_models import NamedModels
 from router.server_branch import SupervisorCalls
-from router.serving.parent_request import Dispatcher
+from router.serving.dispatcher import RouterCore
 from twostroke.base.errors import ConfigError, InvalidRequest, NotFound, PeerLost
 from twostroke.config.adapters import MOST_NAME_CHARS, AdapterConfig
 from twostroke.models.adapters.shapes import ProjectionShapes
@@ -28,7 +29,7 @@ PAUSE_S = 0.25
 
 class AdapterAdmin:
     def __init__(
-        self, config: AdapterConfig, served: str, model_dir: str, fleet: Dispatcher, supervisor: SupervisorCalls
+        self, config: AdapterConfig, served: str, model_dir: str, fleet: RouterCore, supervisor: SupervisorCalls
     ) -> None:
         """`served` is what clients call the model, and `model_dir` its folder, empty for a paced model."""
         self._config = config
@@ -40,10 +41,10 @@ class AdapterAdmin:
         """Adapters are read one after the other: each may take gigabytes of memory."""
 
     @property
-    def adapters(self) -> NamedModels:
-        return self._fleet.named_models
+    def adapters(self) -> dict[str, NamedAdapter]:
+        return {name: each for name, each in self._fleet.named_models.items() if isinstance(each, NamedAdapter)}
 
-    async def load(self, name: str, path: str, *, replaces: bool = False) -> NamedModel:
+    async def load(self, name: str, path: str, *, replaces: bool = False) -> NamedAdapter:
         """Serves what is in a folder now under a name, and returns once this router does.
 
         Raises InvalidRequest for what cannot be served, or PeerLost where the supervisor does not answer.
@@ -80,7 +81,7 @@ class AdapterAdmin:
             adapter = await self._read(name, Path(path))
             await self._put_first(adapter)
 
-    async def _put_first(self, adapter: NamedModel) -> None:
+    async def _put_first(self, adapter: NamedAdapter) -> None:
         until_s = time.monotonic() + FIRST_TRIES_S
         while True:
             try:
@@ -92,15 +93,15 @@ class AdapterAdmin:
                     raise
                 await asyncio.sleep(PAUSE_S)
 
-    async def _read(self, name: str, folder: Path) -> NamedModel:
+    async def _read(self, name: str, folder: Path) -> NamedAdapter:
         async with self._reading:
             adapter = await asyncio.to_thread(take_in, folder, most_lora_rank=self._config.max_lora_rank)
         if self._shapes is not None:
             adapter.check_fits(self._shapes)
         ref = WeightsRef(adapter.digest, str(folder))
-        return NamedModel(name, ref, adapter.lora_rank, adapter.parameters, time.time())
+        return NamedAdapter(name, ref, adapter.lora_rank, adapter.parameters, time.time())
 
-    async def _put(self, adapter: NamedModel, *, replaces: bool) -> NamedModel:
+    async def _put(self, adapter: NamedAdapter, *, replaces: bool) -> NamedAdapter:
         request = adapters_pb2.PutAdapterRequest(adapter=adapter.to_message(), replace=replaces)
         await self._supervisor.ask(AdaptersStub, "Put", request, SUPERVISOR_S)
         name, digest = adapter.name, adapter.ref.digest

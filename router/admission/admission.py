@@ -113,12 +113,15 @@ class Admission:
             self.false_rejections.look(workers.by_id, now_s)
         verdicts, self._displaced, self._wake_at_s = self._displaced, [], None
         if self._queued and not workers.decode:
-            return [*verdicts, *(self._strand(request_id, now_s) for request_id in list(self._queued))]
+            stranded = [Stranded(request_id) for request_id in self._queued]
+            for each in stranded:
+                self.leave(each.request_id, now_s)
+            return [*verdicts, *stranded]
         verdicts += self._refuse_late(workers, now_s)
         if self._queued:
             verdicts += self._take_turns(workers, now_s)
-            if self._wake_at_s is None:
-                self._wake_at_s = self._next_free_s(workers, now_s)
+            if self._wake_at_s is None and (free_at_s := self.capacity.next_free_s(workers, now_s)) is not None:
+                self._wake_at_s = max(free_at_s, now_s + SHORTEST_WAIT_S)
         return verdicts
 
     def first_token(self, request_id: RequestId, now_s: float) -> bool:
@@ -203,9 +206,9 @@ class Admission:
         soonest_s = now_s + queue_s + placement.decision.forecast.own_s
         if _is_late(placement, soonest_s):
             return self._refuse(placement, soonest_s, now_s)
-        return (
-            self._release_there(placement, workers, free, now_s) if self._has_time(placement, workers, free) else None
-        )
+        if not self._has_time(placement, workers, free):
+            return None
+        return self._release_there(placement, workers, free, now_s)
 
     def _release_there(self, placement: Placement, workers: Workers, free: Free, now_s: float) -> Placement:
         released = self._release(placement, workers, now_s)
@@ -253,9 +256,7 @@ class Admission:
     def _decide_anew(
         self, before: Placement, workers: Workers, before_s: Mapping[WorkerId, float], now_s: float
     ) -> Placement:
-        """Decides anew where the next request of the queue goes. Only requests that this wake looked at earlier are
-        ahead of it.
-        """
+        """Decides anew where the next request goes. Only those that this wake looked at earlier are ahead of it."""
         self._drop(before)
         self._reservations.end(before.request_id)
         passes_s: dict[WorkerId, float] = {}
@@ -349,10 +350,6 @@ class Admission:
         self._fairness.refused(placement.request.routing.tenant, placement.decision.forecast.prefill_s, now_s)
         self._displaced.append(Refused(placement.request_id, Reason.QUEUE_FULL))
 
-    def _strand(self, request_id: RequestId, now_s: float) -> Stranded:
-        self.leave(request_id, now_s)
-        return Stranded(request_id)
-
     def _keep(self, placement: Placement) -> None:
         self._queued[placement.request_id] = placement
         _add(self._reserved_s.setdefault(placement.request.routing.priority, {}), placement.shares_s, 1)
@@ -372,10 +369,6 @@ class Admission:
             del self._computed_by[placement.computed_by]
         if not self._queued:
             self._reserved_s.clear()  # and with it what rounding left
-
-    def _next_free_s(self, workers: Workers, now_s: float) -> float | None:
-        free_at_s = self.capacity.next_free_s(workers, now_s)
-        return None if free_at_s is None else max(free_at_s, now_s + SHORTEST_WAIT_S)
 
 
 def _is_late(placement: Placement, first_token_at_s: float) -> bool:

@@ -43,7 +43,7 @@ class AdmissionQueue:
             verdict = await self._wait(request.request_id)
             self._metrics.queue_seconds.observe(time.monotonic() - entered_s)
         if isinstance(verdict, Refused):
-            self._metrics.count_refusal(verdict.reason)
+            self._metrics.refusals.labels(ROLE, verdict.reason.value).inc()
             raise _overloaded(verdict)
         return None if isinstance(verdict, Stranded) else verdict
 
@@ -104,17 +104,14 @@ class _AdmissionMetrics:
         self.fairness = metrics.gauge(
             "tenant_fairness", "Jain's index over tenants of prefill seconds given to those asked for, over a minute."
         )
-        self._refusals = metrics.labelled_counter("refusals", "Requests refused, by reason.", "reason")
+        self.refusals = metrics.labelled_counter("refusals", "Requests refused, by reason.", "reason")
         self._followed = metrics.counter(
             "followed_refusals", "Refusals of which it is found out whether they were right."
         )
         self._false = metrics.counter("false_refusals", "Refused requests that would have had the first token in time.")
         self._seen_followed = self._seen_false = 0
         for reason in Reason:
-            self._refusals.labels(ROLE, reason.value)
-
-    def count_refusal(self, reason: Reason) -> None:
-        self._refusals.labels(ROLE, reason.value).inc()
+            self.refusals.labels(ROLE, reason.value)
 
     def follow(self, rejections: FalseRejections) -> None:
         """Counts what was found out since the last call."""

@@ -25,8 +25,7 @@ TRUSTED_S = 10.0
 OPEN_MEMORY = 0.05
 """Weight of the latest Open in the expected duration of the next one."""
 OUTPUT_MARGIN = 1.25
-"""Safety factor on the expected time of an output. Without it half of the requests that go at the last moment would
-end late."""
+"""Safety factor on the expected time of an output: without it half of those sent at the last moment would be late."""
 MOST_OUTPUT_SHARE = 0.5
 """Largest share of the client's time that the expected output may take. This output may be shorter than others were."""
 USUAL_OPEN_S = 0.005
@@ -81,39 +80,9 @@ class ActiveTenants:
             self._by_priority[claim.priority] += 1
         self._arrived_at_s[claim] = now_s
         while next(iter(self._arrived_at_s.values())) + REMEMBERED_S < now_s:
-            self._forget(next(iter(self._arrived_at_s)))
-
-    def _forget(self, claim: ActiveTenant) -> None:
-        del self._arrived_at_s[claim]
-        self._by_priority[claim.priority] -= 1
-        if not self._by_priority[claim.priority]:
-            del self._by_priority[claim.priority]
-
-
-class Slots:
-    """Slots of decode workers that requests hold, with those of requests on their way there."""
-
-    def __init__(self) -> None:
-        self._held: dict[RequestId, tuple[WorkerId, ActiveTenant]] = {}
-        self._counts: Counter[tuple[WorkerId, ActiveTenant]] = Counter()
-
-    def take(self, request_id: RequestId, worker: WorkerId, claim: ActiveTenant) -> None:
-        """Notes that the request goes to `worker`, and has left the worker that it had before."""
-        self.give_back(request_id)
-        self._held[request_id] = worker, claim
-        self._counts[worker, claim] += 1
-
-    def give_back(self, request_id: RequestId) -> None:
-        """Notes that the request is over. It may hold no slot."""
-        held = self._held.pop(request_id, None)
-        if held is None:
-            return
-        self._counts[held] -= 1
-        if not self._counts[held]:
-            del self._counts[held]
-
-    def taken(self, worker: WorkerId, claim: ActiveTenant) -> int:
-        return self._counts[worker, claim]
+            longest_ago = next(iter(self._arrived_at_s))
+            del self._arrived_at_s[longest_ago]
+            self._by_priority[longest_ago.priority] -= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +106,16 @@ class Capacity:
         """Placements without a first token."""
         self._sent_to: dict[WorkerId, dict[RequestId, None]] = {}
         self._open_s = USUAL_OPEN_S
-        self._slots = Slots()
+        self._slots: dict[RequestId, tuple[WorkerId, ActiveTenant]] = {}
+        """The slot of a decode worker that each request holds, or is on its way to."""
+        self._taken: Counter[tuple[WorkerId, ActiveTenant]] = Counter()
         self.tenants = ActiveTenants()
 
     def sent(self, placement: Placement) -> None:
         request_id, decode = placement.request_id, placement.decision.decode
-        self.done(request_id)
-        self._slots.take(request_id, decode, ActiveTenant.of(placement.request))
+        self.ended(request_id)
+        slot = self._slots[request_id] = decode, ActiveTenant.of(placement.request)
+        self._taken[slot] += 1
         self._sent[request_id] = placement
         for worker in {placement.computed_by, decode}:
             self._sent_to.setdefault(worker, {})[request_id] = None
@@ -161,22 +133,31 @@ class Capacity:
     def ended(self, request_id: RequestId) -> None:
         """Notes that the request is over, and frees its slot."""
         self.done(request_id)
-        self._slots.give_back(request_id)
+        slot = self._slots.pop(request_id, None)
+        if slot is not None:
+            self._taken[slot] -= 1
+            if not self._taken[slot]:
+                del self._taken[slot]
 
-    def first_token_deadline_s(self, request: QueuedRequest, workers: Workers, now_s: float) -> float | None:
-        """Returns the client's deadline less the time that the output after the first token is expected to take.
+    def limited(self, request: QueuedRequest, workers: Workers, slo_s: float | None, now_s: float) -> QueuedRequest:
+        """Returns the request with the time by which its first token must have come.
 
-        An output that cannot finish in time would cost others their slots for nothing.
+        Its deadline becomes the client's, less the time that the output after the first token is expected to take: an
+        output that cannot finish in time would cost others their slots for nothing.
         """
+        slo_at_s = None if slo_s is None else request.arrived_s + slo_s
         if request.deadline_s is None or not workers.decode:
-            return request.deadline_s
+            limits = [at_s for at_s in (request.deadline_s, slo_at_s) if at_s is not None]
+            return dataclasses.replace(request, limit_s=min(limits, default=None))
         tokens = min(request.attempt.most_new_tokens, self._selector.output_tokens)
         tokens_s = (
             worker.cost.of_streams(worker.load.running + 1, 0) / worker.step_tokens_each for worker in workers.decode
         )
         token_s = self._selector.token_s or min(tokens_s)
         output_s = OUTPUT_MARGIN * max(0.0, tokens - 1) * token_s
-        return request.deadline_s - min(output_s, MOST_OUTPUT_SHARE * max(0.0, request.deadline_s - now_s))
+        deadline_s = request.deadline_s - min(output_s, MOST_OUTPUT_SHARE * max(0.0, request.deadline_s - now_s))
+        limit_s = deadline_s if slo_at_s is None else min(deadline_s, slo_at_s)
+        return dataclasses.replace(request, deadline_s=deadline_s, limit_s=limit_s)
 
     def cost_s(self, request: QueuedRequest, decision: Decision, workers: Workers) -> float:
         """Returns what the request costs its tenant: its prompt, and what its tokens add to steps of its decode worker.
@@ -199,8 +180,7 @@ class Capacity:
         self._open_s += OPEN_MEMORY * (seconds - self._open_s)
 
     def ahead_s(self, worker: Worker) -> float:
-        """Returns the seconds of work that the worker should have queued: a few steps, the way of a request to its
-        queue, and the lag of reports."""
+        """Returns seconds of work to keep queued there: some steps, a request's way there, and the lag of reports."""
         costs = worker.load.costs
         step_s = worker.cost.of_prompt(costs.step_tokens, 0, costs.step_tokens)
         if worker.role is Role.DECODE and costs.step_target_s:
@@ -235,7 +215,7 @@ class Capacity:
         claim, slots = ActiveTenant.of(request), decode.load.slots
         if not slots or not self.tenants.has_rivals(claim):
             return True
-        return self._slots.taken(decode.worker_id, claim) < max(1.0, MOST_SLOTS * slots)
+        return self._taken[decode.worker_id, claim] < max(1.0, MOST_SLOTS * slots)
 
     def room(self, decode: Worker) -> float:
         """Returns for how many requests it has pages and a slot; at 0 there is room for one, below 0 for none.
@@ -275,14 +255,6 @@ class Capacity:
         if worker.queue_s(now_s) > 0 or any(True for _ in self.sent_to(worker.worker_id)):
             return True
         return worker.prefilled_at_s is not None and worker.prefilled_at_s + TRUSTED_S > now_s
-
-    def limited(self, request: QueuedRequest, workers: Workers, slo_s: float | None, now_s: float) -> QueuedRequest:
-        """Returns the request with the time by which its first token must have come."""
-        deadline_s = self.first_token_deadline_s(request, workers, now_s)
-        limits = [
-            at_s for at_s in (deadline_s, None if slo_s is None else request.arrived_s + slo_s) if at_s is not None
-        ]
-        return dataclasses.replace(request, deadline_s=deadline_s, limit_s=min(limits, default=None))
 
     def _unseen_s(self, request_id: RequestId, worker: WorkerId) -> float:
         return self._reservations.own_share(request_id, worker).seconds

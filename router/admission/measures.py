@@ -110,8 +110,7 @@ class Fairness:
         self._bucket(now_s).refused_s[tenant] += seconds
 
     def index(self, queued_s: Mapping[str, float], now_s: float) -> float:
-        """Returns Jain's index of the share that each tenant got of what it asked for in the period and waits for
-        now."""
+        """Returns Jain's index of the shares that tenants got of what they asked for in the period and wait for now."""
         self._bucket(now_s)
         served_s: defaultdict[str, float] = defaultdict(float)
         wanted_s: defaultdict[str, float] = defaultdict(float, queued_s)

@@ -28,10 +28,9 @@ class ModelPages:
 
     async def one(self, request: Request) -> Response:
         name = request.path_params["model"]
-        self._handler.check_model(name)
+        named = self._handler.named(name)
         if VERSION_HEADER in request.headers:
             return JSONResponse(self._listed(name).info)
-        named = self._handler.dispatcher.named_models.get(name)
         return JSONResponse(self._model_card() if named is None else self._named_card(named))
 
     def _listed(self, name: str) -> ListedModel:

@@ -11,9 +11,8 @@ from typing import Protocol
 
 import grpc.aio
 
-from router.fleet.failure_detector import FailureDetector
-from router.fleet.liveness import Liveness, Signal
-from router.fleet.worker import Worker
+from router.fleet.liveness import FailureDetector, Signal
+from router.fleet.worker import Liveness, Worker
 from router.metrics import RouterMetrics
 from twostroke.base.errors import InternalError, PeerLost, ServeError, StaleEpoch
 from twostroke.base.fault_points import Point, reach

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import grpc.aio
 
-from router.fleet.failure_detector import FailureDetector
 from router.fleet.feed import EventSink, Feed, FeedDependencies
-from router.fleet.liveness import Change, Liveness
+from router.fleet.liveness import Change, FailureDetector
 from router.fleet.metrics import FleetMetrics, ScalingMetrics
-from router.fleet.named_models import NamedModels, named_models_of
-from router.fleet.worker import SAME_FACTS, ServingFacts, Worker, WorkerStatus
+from router.fleet.named_models import NamedModels, NamedModelsOf
+from router.fleet.worker import SAME_FACTS, Liveness, ServingFacts, Worker, WorkerStatus
 from router.metrics import RouterMetrics
 from twostroke.base.errors import PeerLost
 from twostroke.base.fault_points import Point, reach
@@ -61,6 +60,7 @@ class Fleet:
         events: EventSink,
         on_gone: Callable[[Worker, str], None],
         on_back: Callable[[Worker], None],
+        named_in: NamedModelsOf,
     ) -> None:
         """`on_gone` is called when an epoch has ended, or is thought to have; `on_back`, when it is heard again."""
         self._events = events
@@ -71,6 +71,7 @@ class Fleet:
         """
         self._is_told_fingerprint = False
         """The supervisor says which weights requests go to, because workers change them one by one."""
+        self._named_in = named_in
         self.named_models: NamedModels = {}
         """Models that are served beside the one of all workers, by name, as the supervisor's last view says."""
         self._forms: dict[Role, KvForm] = {}
@@ -140,9 +141,7 @@ class Fleet:
 
     @property
     def can_serve(self) -> bool:
-        """Whether a decode worker serves or is suspect. Requests wait for a suspect one, so a load balancer may stay
-        here.
-        """
+        """Whether a decode worker serves or is suspect, for which requests wait, so that a load balancer may stay."""
         statuses = {w.status for w in self.decode_workers()}
         return bool(statuses & {WorkerStatus.SERVING, WorkerStatus.SUSPECT})
 
@@ -227,7 +226,7 @@ class Fleet:
             self._route_to(view.fingerprint)
         self._events.follow_routers(view.routers, tasks)
         self._scaling.take(view.scaling)
-        self.named_models = named_models_of(view)
+        self.named_models = self._named_in(view)
         self._note_change()
 
     def _route_to(self, fingerprint: str) -> None:
@@ -336,8 +335,6 @@ class Fleet:
             pool_pages=pool_pages,
             kv_form=form_of(model),
             fingerprint=self.fingerprint,
-            tail_blocks=model.tail_blocks,
-            further_page_bytes=model.further_page_bytes,
         )
 
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
-from router.fleet.failure_detector import FailureDetector
+from router.fleet.liveness import FailureDetector
 from router.fleet.token_stream import StreamLink, TokenStream
 from router.fleet.worker import Worker
 from router.fleet.worker_link import WorkerLink
@@ -69,9 +69,7 @@ class LinkPool:
             self.to(worker)
 
     def drop(self, worker: Worker, reason: str, *, for_good: bool = False) -> None:
-        """Fails the worker's requests now, so that they can continue on other workers. `for_good`: its
-        epoch has ended.
-        """
+        """Fails the worker's requests now: they can go on elsewhere. `for_good`: its epoch has ended."""
         if for_good:
             self._unclosed.pop(worker.worker_id, None)
         if worker.worker_id in self._links:

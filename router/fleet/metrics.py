@@ -79,26 +79,19 @@ class ScalingMetrics(Collector):
         self._said = said
 
     def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
+        said = self._said
         wanted = GaugeMetricFamily(
             "twostroke_wanted_workers", "Workers that there shall be.", labels=("role", "worker_role")
         )
-        wanted.add_metric((ROLE, "prefill"), self._said.wanted_prefill)
-        wanted.add_metric((ROLE, "decode"), self._said.wanted_decode)
+        wanted.add_metric((ROLE, "prefill"), said.wanted_prefill)
+        wanted.add_metric((ROLE, "decode"), said.wanted_decode)
         yield wanted
-        automatic = GaugeMetricFamily(
-            "twostroke_scaling_automatic", "1 where the autoscaler decides.", labels=("role",)
-        )
-        automatic.add_metric((ROLE,), self._said.automatic)
-        yield automatic
-        reloading = GaugeMetricFamily(
-            "twostroke_fleet_reloading", "1 while workers begin anew with other weights.", labels=("role",)
-        )
-        reloading.add_metric((ROLE,), self._said.reloading)
-        yield reloading
-        for name, text, value in (
-            ("scaling_changes", "Times that the number of wanted workers changed.", self._said.changes),
-            ("role_switches", "Workers that were told to become the other role.", self._said.switches),
+        for kind, name, text, value in (
+            (GaugeMetricFamily, "scaling_automatic", "1 where the autoscaler decides.", said.automatic),
+            (GaugeMetricFamily, "fleet_reloading", "1 while workers begin anew with other weights.", said.reloading),
+            (CounterMetricFamily, "scaling_changes", "Times that the number of wanted workers changed.", said.changes),
+            (CounterMetricFamily, "role_switches", "Workers that were told to become the other role.", said.switches),
         ):
-            counter = CounterMetricFamily(f"twostroke_{name}", text, labels=("role",))
-            counter.add_metric((ROLE,), value)
-            yield counter
+            family = kind(f"twostroke_{name}", text, labels=("role",))
+            family.add_metric((ROLE,), value)
+            yield family

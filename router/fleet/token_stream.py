@@ -31,8 +31,7 @@ class StreamLink(Protocol):
 
 
 class TokenDelta(NamedTuple):
-    """Tokens by which one choice has grown, and its end where it has ended. It is a tuple: one is made for every
-    token."""
+    """Tokens by which one choice has grown, and its end if it has ended. A tuple: one is made for every token."""
 
     position: int
     """Position of the first of them in the choice's output."""

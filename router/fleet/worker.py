@@ -6,7 +6,6 @@ import enum
 import math
 from dataclasses import dataclass, field, fields
 
-from router.fleet.liveness import Liveness
 from twostroke.base.ids import Epoch, WorkerId
 from twostroke.config import Role
 from twostroke.kv_cache.form import KvForm
@@ -35,6 +34,12 @@ class LinkRate:
 
     latency_s: float
     bytes_per_s: float
+
+
+class Liveness(enum.StrEnum):
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    DEAD = "dead"
 
 
 class WorkerStatus(enum.StrEnum):
@@ -102,9 +107,7 @@ class Worker:
 
     @property
     def takes_begun(self) -> bool:
-        """Answers that began with its weights may continue on it, even where new requests go to workers with other
-        weights.
-        """
+        """Answers that began with its weights may go on there, wherever new requests go."""
         return self.status in (WorkerStatus.SERVING, WorkerStatus.OTHER_WEIGHTS) and not self._was_told_to_drain
 
     @property
@@ -120,6 +123,10 @@ class Worker:
     def page_bytes(self) -> int | None:
         """Bytes of one of its pages; None while it has not introduced itself."""
         return None if self.model is None else self.model.page_bytes
+
+    @property
+    def conversion_page_s(self) -> float:
+        return self.load.conversion_page_s
 
     @property
     def fingerprint(self) -> str:
@@ -188,26 +195,32 @@ def _tier_page_s(load: Load) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingFacts:
+class Shape:
+    """Size of the pages that the whole fleet shares."""
+
+    block_size: int
+    page_bytes: int
+    tail_blocks: int = 0
+    """Last blocks of a prefix whose pages in the further group are needed to go on; 0 where there is one group."""
+    further_page_bytes: int = 0
+    """Bytes of a page in the further group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingFacts(Shape):
     """What the decode workers say about the model they serve; they all say the same."""
 
     model: str
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    block_size: int
     pool_tokens: int
     """Tokens that fit into one decode worker's pool."""
     pool_pages: int
-    page_bytes: int
     dtype: str
     kv_form: KvForm
     """The form of their pages."""
     fingerprint: str
-    tail_blocks: int = 0
-    """Last blocks of a prefix whose pages in the further group are needed to go on; 0 where there is one group."""
-    further_page_bytes: int = 0
-    """Bytes of a page in the further group."""
 
     @property
     def context_tokens(self) -> int:
@@ -215,5 +228,5 @@ class ServingFacts:
         return min(self.max_model_len, self.pool_tokens)
 
 
-SAME_FACTS = ("model", "max_model_len", "vocab_size", "block_size", "page_bytes", "dtype")
+SAME_FACTS = (*(each.name for each in fields(Shape)), "model", "max_model_len", "vocab_size", "dtype")
 """Facts that stand in a `ModelInfo` under the same names."""

@@ -17,8 +17,7 @@ from typing import TypeVar
 import grpc.aio
 from google.protobuf.message import Message
 
-from router.fleet.failure_detector import FailureDetector
-from router.fleet.liveness import Signal
+from router.fleet.liveness import FailureDetector, Signal
 from router.fleet.token_stream import TokenStream
 from router.fleet.worker import Worker
 from router.metrics import RouterMetrics
@@ -99,6 +98,7 @@ class WorkerLink:
 
     async def run(self) -> None:
         """Keeps the token stream open until the epoch is lost or this is cancelled; then open requests fail."""
+        patience_s = self._detector.patience.dead_after_s
         try:
             async with asyncio.TaskGroup() as tasks:
                 while self.lost is None:
@@ -107,7 +107,8 @@ class WorkerLink:
                         await asyncio.sleep(RESTREAM_PAUSE_S)
                     else:
                         await asyncio.sleep(REACH_PAUSE_S)
-                    self._lose_if_down_for_long()
+                    if not self._up.is_set() and self._detector.awake_s - self._down_since_s >= patience_s:
+                        self.lose(f"it has had no token stream for {patience_s:g} s")
         finally:
             self.lose("link closed")
             await self._channel.close()
@@ -204,11 +205,6 @@ class WorkerLink:
             self.lose(f"{self._channel.address} is now epoch {info.epoch}")
             return False
         return True
-
-    def _lose_if_down_for_long(self) -> None:
-        patience_s = self._detector.patience.dead_after_s
-        if not self._up.is_set() and self._detector.awake_s - self._down_since_s >= patience_s:
-            self.lose(f"it has had no token stream for {patience_s:g} s")
 
     async def _stream(self, tasks: asyncio.TaskGroup) -> None:
         """Reads one connection of the token stream until it breaks."""

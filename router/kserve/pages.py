@@ -51,7 +51,7 @@ class KServePages:
     def _name(self, request: Request) -> str:
         """Raises NotFound where no such model is served in that version."""
         name: str = request.path_params["model"]
-        self._handler.check_model(name)
+        self._handler.named(name)
         check_version(request.path_params.get("version", ""))
         return name
 

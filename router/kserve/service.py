@@ -104,7 +104,7 @@ class KServeService:
 
     def _name(self, request: _Named) -> str:
         """Raises NotFound where no such model is served in that version."""
-        self._handler.check_model(request.name)
+        self._handler.named(request.name)
         check_version(request.version)
         return request.name or self._handler.model
 

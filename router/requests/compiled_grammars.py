@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
-from dataclasses import dataclass
 
 from router.metrics import RouterMetrics
 from router.requests.work import Preparer
@@ -20,17 +19,11 @@ ENTRY_BYTES = 1024
 COMPILE_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    outcome: CompiledGrammar | Refusal
-    size_bytes: int
-
-
 class CompiledGrammars:
     def __init__(self, preparer: Preparer, metrics: RouterMetrics, *, most_bytes: int = MOST_KNOWN_BYTES) -> None:
         self._preparer = preparer
         self._most_bytes = most_bytes
-        self._known: collections.OrderedDict[bytes, _Known] = collections.OrderedDict()
+        self._known: collections.OrderedDict[bytes, CompiledGrammar | Refusal] = collections.OrderedDict()
         """The least recently used one comes first."""
         self._known_bytes = 0
         self._compiling: dict[tuple[str, bytes], asyncio.Event] = {}
@@ -70,7 +63,8 @@ class CompiledGrammars:
         if isinstance(known, Refusal) and output.otherwise is not None:
             return await self.of(output.otherwise, tenant)
         if isinstance(known, Refusal):
-            raise _raised(known.error)
+            # Each request gets an error of its own: one that is raised holds its frames.
+            raise type(known.error)(known.error.message, field=known.error.field)
         return known
 
     async def _compile(self, output: StructuredOutput, tenant: str) -> CompiledGrammar | Refusal:
@@ -89,22 +83,20 @@ class CompiledGrammars:
         return known
 
     def _find(self, digest: bytes) -> CompiledGrammar | Refusal | None:
-        if (known := self._known.get(digest)) is None:
-            return None
-        self._known.move_to_end(digest)
-        return known.outcome
+        if digest in self._known:
+            self._known.move_to_end(digest)
+        return self._known.get(digest)
 
     def _keep(self, digest: bytes, outcome: CompiledGrammar | Refusal) -> None:
         if digest in self._known:  # another tenant's was sooner
             return
-        text = outcome.grammar.source if isinstance(outcome, CompiledGrammar) else outcome.error.message
-        self._known[digest] = _Known(outcome, len(text) + ENTRY_BYTES)
-        self._known_bytes += len(text) + ENTRY_BYTES
+        self._known[digest] = outcome
+        self._known_bytes += _size_bytes(outcome)
         while self._known_bytes > self._most_bytes and len(self._known) > 1:
             _, dropped = self._known.popitem(last=False)
-            self._known_bytes -= dropped.size_bytes
+            self._known_bytes -= _size_bytes(dropped)
 
 
-def _raised(error: InvalidRequest) -> InvalidRequest:
-    """Returns an error of its own for each request: one that is raised holds its frames."""
-    return type(error)(error.message, field=error.field)
+def _size_bytes(outcome: CompiledGrammar | Refusal) -> int:
+    text = outcome.grammar.source if isinstance(outcome, CompiledGrammar) else outcome.error.message
+    return len(text) + ENTRY_BYTES

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import logging
 import time
 import uuid
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,12 +26,12 @@ from router.requests.params import answer_length, check_model, check_prompt, sam
 from router.requests.request_output import OutputDependencies, OutputShare, RequestOutput
 from router.requests.resume import Seeds, stream_of
 from router.requests.work import Preparer, Work
-from router.serving.parent_request import AnswerWeights, Dispatcher, ParentRequest
+from router.serving.dispatcher import RouterCore
+from router.serving.parent_request import AnswerWeights, ParentRequest, until
 from router.text.output.events import Sink
 from router.text.prompts import PublicPrefixes, TokenPrompt
 from twostroke.base.errors import (
     Cancelled,
-    DeadlineExceeded,
     Draining,
     InternalError,
     InvalidRequest,
@@ -67,7 +69,7 @@ class RequestHandler:
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        dispatcher: RouterCore,
         preparer: Preparer,
         metrics: RouterMetrics,
         *,
@@ -94,9 +96,6 @@ class RequestHandler:
         """Open requests by tenant of the API key, if any, and the client's request id."""
         self._streams: dict[str, _OpenIds] = {}
         """Open requests by name of the stream."""
-
-    def check_model(self, model: str | None) -> None:
-        check_model(model, self.model, self.dispatcher.named_models)
 
     async def prepare(
         self,
@@ -218,17 +217,17 @@ class RequestHandler:
         Where weights change under the answer, it begins anew with those that are served then, into another sink: the
         client has nothing of it yet.
         """
-        for _ in range(MOST_CHANGES):
+        for changes in itertools.count():
             sink = begin()
             try:
                 await self.answer(request, sink)
-                return sink
+                break
             except WeightsChanged:
+                if changes == MOST_CHANGES:
+                    raise
                 log.info("begun anew with other weights request=%s", request.request_id)
                 point = dataclasses.replace(request.point, weights=AnswerWeights())
                 request = dataclasses.replace(request, point=point)
-        sink = begin()
-        await self.answer(request, sink)
         return sink
 
     def _refuse_if_draining(self) -> None:
@@ -245,11 +244,7 @@ class RequestHandler:
         if options.structured is not None:
             compiled = await self._grammars.of(options.structured, request.turns_of)
             grammar = compiled.grammar
-            routing = dataclasses.replace(
-                routing, needs_setup=True, compile_s=compiled.compile_s, mask_s=compiled.mask_s
-            )
-        elif named is not None:
-            routing = dataclasses.replace(routing, needs_setup=True)
+            routing = dataclasses.replace(routing, compile_s=compiled.compile_s, mask_s=compiled.mask_s)
         requests = []
         for number, (request_id, prompt) in enumerate(zip(ids, body.token_prompts, strict=True)):
             sent = point.sent[number * options.n : (number + 1) * options.n]
@@ -300,16 +295,6 @@ def _log_failure(request_id: str, error: ServeError, place: str = "") -> None:
     log.info("request failed request=%s error=%s at=%s", request_id, error.label(), place or place_of(error))
 
 
-@contextlib.asynccontextmanager
-async def _until(deadline_s: float | None) -> AsyncIterator[None]:
-    """Raises DeadlineExceeded inside once `deadline_s` (Unix seconds) is reached."""
-    left_s = None if deadline_s is None else deadline_s - time.time()
-    if left_s is not None and left_s <= 0:
-        raise DeadlineExceeded("the deadline had passed before the request came in")
-    try:
-        async with asyncio.timeout(left_s) as timeout:
-            yield
-    except TimeoutError as error:
-        if not timeout.expired():
-            raise
-        raise DeadlineExceeded("the deadline passed before the answer was complete") from error
+def _until(deadline_s: float | None) -> AbstractAsyncContextManager[None]:
+    said = "the deadline passed before the answer was complete"
+    return until(deadline_s, "the deadline had passed before the request came in", lambda: said)

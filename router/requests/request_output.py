@@ -14,7 +14,8 @@ from router.fleet.token_stream import TokenDelta
 from router.fleet.worker import ServingFacts
 from router.metrics import RouterMetrics
 from router.requests.client_request import ClientRequest
-from router.serving.parent_request import Dispatcher, ParentRequest
+from router.serving.dispatcher import RouterCore
+from router.serving.parent_request import ParentRequest
 from router.text.detokenize import OutputText
 from router.text.output.events import Sink, TextEvent, Usage
 from router.text.output.parsed_text import ParsedText
@@ -80,7 +81,7 @@ class OutputShare:
 class OutputDependencies:
     """What the outputs of all requests use."""
 
-    dispatcher: Dispatcher
+    dispatcher: RouterCore
     text: Text
     metrics: RouterMetrics
     share: OutputShare
@@ -195,14 +196,13 @@ class RequestOutput:
         self, index: int, choice: int, scanner: StopScanner | None, mute: frozenset[int]
     ) -> OutputText | ParsedText:
         prompt, options = self._parents[index].request.prompt, self._client_request.body.options
-        parsing, skips = self._prompts[index].parsing, options.skip_special_tokens
+        parsing = self._prompts[index].parsing
+        kept = frozenset[str]() if parsing is None else parsing.special
+        decoder = self._text.decoder(prompt, skip_special_tokens=options.skip_special_tokens, kept=kept)
         if parsing is None:
-            decoder = self._text.decoder(prompt, skip_special_tokens=skips)
             return OutputText(decoder, scanner, mute=mute, min_tokens=options.min_tokens)
-        decoder = self._text.decoder(prompt, skip_special_tokens=skips, kept=parsing.special)
         text = OutputText(decoder, None, mute=mute, min_tokens=options.min_tokens)
-        parser = parsing.parser(self._point.stream, choice)
-        return ParsedText(text, parser, scanner, min_tokens=options.min_tokens)
+        return ParsedText(text, parsing.parser(self._point.stream, choice), scanner, min_tokens=options.min_tokens)
 
     def _take_token(self, prompt: _Prompt, number: int, delta: TokenDelta, token: SampledToken, position: int) -> None:
         """Gives one token of a delta to the sink. Where a stop string ends its choice with it, no more are asked for.

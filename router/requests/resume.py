@@ -75,7 +75,7 @@ class StreamPoint:
         """Returns the point after a token. Raises InvalidRequest, naming `field`, for a token of another request or
         mark, and for one that was not sent as it is."""
         said_all, _, token_mark = token[: MOST_CHARS + 1].rpartition(":")
-        name, resumed, weights, said = _parts(said_all)
+        name, resumed, weights, said = [*said_all.split(":", 3), "", "", ""][:4]
         stream = unquote(name)
         client, _, rest_of_name = stream.rpartition("~")
         drawn = rest_of_name.partition(".")[0]
@@ -132,8 +132,10 @@ class SentProgress:
     def _block(self, first: int) -> str:
         if len(self._sent) == 1:
             return self._sent[0]
-        runs = itertools.groupby(self._sent[first : first + BLOCK_CHOICES])
-        return ",".join(_run(sent, len(list(alike))) for sent, alike in runs)
+        runs = (
+            (sent, len(list(alike))) for sent, alike in itertools.groupby(self._sent[first : first + BLOCK_CHOICES])
+        )
+        return ",".join(sent if count == 1 else f"{sent}x{count}" for sent, count in runs)
 
 
 class Untold:
@@ -216,14 +218,6 @@ def stream_of(token: str) -> str:
     return unquote(token[:MOST_CHARS].partition(":")[0])
 
 
-def _parts(said: str) -> tuple[str, str, str, str]:
-    """Returns name, resumptions, weights and choices of a token; empty text for what it lacks."""
-    name, _, rest = said.partition(":")
-    resumed, _, rest = rest.partition(":")
-    weights, _, choices = rest.partition(":")
-    return name, resumed, weights, choices
-
-
 def _marked(name: str, mark: Mark) -> str:
     owner = mark(name)
     return f"{name}.{owner}" if owner else name
@@ -231,10 +225,6 @@ def _marked(name: str, mark: Mark) -> str:
 
 def _one(sent: Sent) -> str:
     return "-" if sent.tokens is None else f"{sent.tokens}{'e' if sent.is_finished else ''}"
-
-
-def _run(sent: str, count: int) -> str:
-    return sent if count == 1 else f"{sent}x{count}"
 
 
 def _parse_runs(said: str, choices: int, token: str, field: str) -> tuple[Sent, ...]:

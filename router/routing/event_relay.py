@@ -39,7 +39,10 @@ class EventRelay:
 
     async def subscribe(self, request: SubscribeKvEventsRequest) -> AsyncIterator[KvEventBatch]:
         reader = _Reader(WorkerId(request.worker_id) if request.worker_id else None)
-        reader.start_again([worker for worker in self._index.workers if not self._is_next(worker, request)])
+        index = self._index
+        known = {worker: epoch for worker in index.workers if (epoch := index.epoch_of(worker)) is not None}
+        begun = request.epoch, request.start_sequence
+        reader.start_again([w for w, epoch in known.items() if (str(epoch), index.next_sequence(w, epoch)) != begun])
         self._readers.add(reader)
         try:
             while True:
@@ -49,12 +52,6 @@ class EventRelay:
         finally:
             self._readers.remove(reader)
             reader.close()
-
-    def _is_next(self, worker: WorkerId, request: SubscribeKvEventsRequest) -> bool:
-        epoch = self._index.epoch_of(worker)
-        if epoch is None or str(epoch) != request.epoch:
-            return False
-        return self._index.next_sequence(worker, epoch) == request.start_sequence
 
 
 class _Reader:
@@ -88,7 +85,11 @@ class _Reader:
         if self._only not in (None, message.worker_id) or message.worker_id in self._restarts:
             return
         if message.worker_id in self._incomplete:
-            self._complete(message)
+            if not message.more:
+                worker = WorkerId(message.worker_id)
+                self._incomplete.remove(worker)
+                self._restarts.append(worker)
+                self._changed.set()
             return
         if len(self._batches) >= MAX_BEHIND:
             self.start_again(workers)
@@ -120,13 +121,6 @@ class _Reader:
             self._parts = None
             self._incomplete.add(worker)
         return first
-
-    def _complete(self, message: KvEventBatch) -> None:
-        if not message.more:
-            worker = WorkerId(message.worker_id)
-            self._incomplete.remove(worker)
-            self._restarts.append(worker)
-            self._changed.set()
 
 
 def _messages(worker: WorkerId, epoch: Epoch, parts: Generator[EventBatch]) -> Generator[KvEventBatch]:

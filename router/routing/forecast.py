@@ -11,6 +11,7 @@ import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from router.fleet.worker import LinkRate
 from router.routing.policy import Decision, Forecast, Snapshot, WorkerView
@@ -29,15 +30,19 @@ UNKNOWN_STEP_TARGET_S = 1.0
 UNKNOWN_OUTPUT_TOKENS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class PullEnd:
-    """One of the two workers of a pull."""
+class PullEnd(Protocol):
+    """One of the two workers of a pull, as the router knows it or as a decision sees it."""
 
-    kv_form: KvForm
-    page_bytes: int | None
-    """Bytes of one of its pages; None while unknown."""
-    conversion_page_s: float
-    """Measured seconds of converting one page there; 0 where none is."""
+    @property
+    def kv_form(self) -> KvForm: ...
+
+    @property
+    def page_bytes(self) -> int | None:
+        """Bytes of one of its pages; None while unknown."""
+
+    @property
+    def conversion_page_s(self) -> float:
+        """Measured seconds of converting one page there; 0 where none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +71,6 @@ class Computing:
     @property
     def wait_s(self) -> float:
         return max(self.queue_s, self.fetch_s)
-
-    @property
-    def peer_load_s(self) -> float:
-        return self.peer.view.load_s(self.peer.blocks) if self.peer is not None else 0.0
 
 
 class Forecaster:
@@ -121,7 +122,7 @@ class Forecaster:
             pulled_blocks=self._pulled_blocks(decode, own) if source is not None else 0,
             end_pages=self._snapshot.end_pages,
             load_s=(source or decode).load_s(computing.loaded_blocks),
-            peer_load_s=computing.peer_load_s,
+            peer_load_s=0.0 if computing.peer is None else computing.peer.view.load_s(computing.peer.blocks),
             decode_load_s=decode.load_s(own),
         )
 
@@ -173,13 +174,13 @@ class Forecaster:
         return (self._snapshot.output_tokens or UNKNOWN_OUTPUT_TOKENS) / decode.step_tokens_each
 
     def _computing(self, worker: WorkerView, peer: PrefixHolder | None, tokens: int, streams: int) -> Computing:
-        """Forecasts `tokens` of the prompt beside `streams` that share its steps, from the tier that makes it end
-        soonest."""
+        """Forecasts `tokens` of the prompt beside `streams` that share its steps, from the tier that ends soonest."""
         size = self._snapshot.block_size
         best: Computing | None = None
+        peer_s = 0.0 if peer is None else peer.view.loaded_in_s(peer.blocks)
         for depth in self._usable_depths(worker):
             fetch_s, cached, fetched = worker.loaded_in_s(depth), depth, 0
-            if peer is not None and self._sends(peer, worker, depth):
+            if peer is not None and peer.blocks > depth and self._pays(worker, depth, peer.blocks, peer_s):
                 cached, fetched = peer.blocks, peer.blocks - depth
                 fetch_s += self._fetch_s(worker, peer, fetched)
             left = max(0, tokens - cached * size)
@@ -190,11 +191,6 @@ class Forecaster:
                 best = found
         assert best is not None, "every worker has a device tier"
         return best
-
-    def _sends(self, peer: PrefixHolder, worker: WorkerView, depth: int) -> bool:
-        """Tells whether a peer has more than `depth` blocks for a worker, without loads that would take too long."""
-        loaded_in_s = peer.view.loaded_in_s(peer.blocks)
-        return peer.blocks > depth and self._pays(worker, depth, peer.blocks, loaded_in_s)
 
     def _prefill_s(self, worker: WorkerView, tokens: int, context_tokens: int, streams: int) -> float:
         """Returns the seconds of computing `tokens` after `context_tokens` of the prompt."""
@@ -208,18 +204,14 @@ class Forecaster:
     def _fetch_s(self, worker: WorkerView, peer: PrefixHolder, blocks: int) -> float:
         link = self._link_from(peer.view, worker)
         waits_s = max(worker.fetch_wait_s, peer.view.serve_wait_s)
-        carried_s = link.latency_s + (blocks + self._snapshot.end_pages) * self._page_s(peer.view, worker, link)
+        one_s = page_s(peer.view, worker, self._snapshot.page_bytes, link.bytes_per_s)
+        carried_s = link.latency_s + (blocks + self._snapshot.end_pages) * one_s
         return waits_s + peer.view.loaded_in_s(peer.blocks) + carried_s
 
     def _link_from(self, source: WorkerView, target: WorkerView) -> LinkRate:
         """Returns the measured rate; an unknown one is taken to be like the others."""
         link = target.links.get(source.worker, self._link)
         return link if link.latency_s else LinkRate(self._link.latency_s, link.bytes_per_s)
-
-    def _page_s(self, source: WorkerView, target: WorkerView, link: LinkRate) -> float:
-        """Returns the seconds that one page takes: it travels, and is converted where forms differ."""
-        there, here = (PullEnd(view.kv_form, view.page_bytes, view.conversion_page_s) for view in (source, target))
-        return page_s(there, here, self._snapshot.page_bytes, link.bytes_per_s)
 
     def _pulled_blocks(self, decode: WorkerView, own: int) -> int:
         """Returns the blocks whose pages are pulled, besides the first `own` that it has or loads."""
@@ -252,11 +244,11 @@ class Forecaster:
         own = self._usable_depths(decode)[-1]
         missing = self._pulled_blocks(decode, own) + self._snapshot.end_pages
         link = self._link_from(source, decode)
-        page_s = self._page_s(source, decode, link)
+        one_s = page_s(source, decode, self._snapshot.page_bytes, link.bytes_per_s)
         chunk = max(1, (source.step_tokens or UNKNOWN_STEP_TOKENS) // self._snapshot.block_size)
         hidden_s = computing.wait_s + computing.prefill_s
-        carried_s = max(decode.fetch_wait_s, source.serve_wait_s) + missing * page_s
-        transfer_s = link.latency_s + max(min(missing, chunk) * page_s, carried_s - hidden_s)
+        carried_s = max(decode.fetch_wait_s, source.serve_wait_s) + missing * one_s
+        transfer_s = link.latency_s + max(min(missing, chunk) * one_s, carried_s - hidden_s)
         return own, max(transfer_s, decode.loaded_in_s(own) - hidden_s)
 
     def _decode_queue_s(self, decode: WorkerView, arrives_s: float) -> float:
@@ -280,7 +272,8 @@ def still_queued_s(queue_s: float, arrives_s: float) -> float:
 
 
 def page_s(source: PullEnd, target: PullEnd, usual_bytes: int, bytes_per_s: float) -> float:
-    """Returns the seconds of one page; workers whose page size is unknown have pages of `usual_bytes`.
+    """Returns the seconds of one page, which travels and is converted where forms differ. Workers whose page size is
+    unknown have pages of `usual_bytes`.
 
     Workers choose for each pull what is cheaper then. The least of both ways is what a pull will take at most, about.
     """

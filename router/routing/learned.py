@@ -22,34 +22,29 @@ RESIDUAL_FRESH_S = 60.0
 class PredictionResidual:
     """Learns what first tokens take beyond their forecast: rpcs, parsing, waking up.
 
-    It is a median, one for prompts that the decode worker computes and one for the others: a request that met something
-    odd moves it by one place.
+    It is a median: a request that met something odd moves it by one place.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[bool, deque[tuple[float, float]]] = {
-            local: deque(maxlen=RESIDUAL_MEMORY) for local in (False, True)
-        }
+        self._seen: deque[tuple[float, float]] = deque(maxlen=RESIDUAL_MEMORY)
         """When each was seen, and its seconds."""
-        self._median_s = {False: 0.0, True: 0.0}
+        self._median_s = 0.0
 
-    def seconds(self, now_s: float, *, is_local: bool) -> float:
-        seen = self._seen[is_local]
-        if seen and seen[0][0] + RESIDUAL_FRESH_S < now_s:
-            while seen and seen[0][0] + RESIDUAL_FRESH_S < now_s:
-                seen.popleft()
-            self._update(is_local)
-        return self._median_s[is_local]
+    def seconds(self, now_s: float) -> float:
+        if self._seen and self._seen[0][0] + RESIDUAL_FRESH_S < now_s:
+            while self._seen and self._seen[0][0] + RESIDUAL_FRESH_S < now_s:
+                self._seen.popleft()
+            self._update()
+        return self._median_s
 
-    def observe(self, seconds: float, now_s: float, *, is_local: bool) -> None:
+    def observe(self, seconds: float, now_s: float) -> None:
         """Notes by how much a first token came later than forecast."""
-        self._seen[is_local].append((now_s, seconds))
-        self._update(is_local)
+        self._seen.append((now_s, seconds))
+        self._update()
 
-    def _update(self, is_local: bool) -> None:
-        seen = self._seen[is_local]
-        enough = len(seen) >= LEAST_RESIDUALS
-        self._median_s[is_local] = max(0.0, statistics.median(seconds for _, seconds in seen)) if enough else 0.0
+    def _update(self) -> None:
+        enough = len(self._seen) >= LEAST_RESIDUALS
+        self._median_s = max(0.0, statistics.median(seconds for _, seconds in self._seen)) if enough else 0.0
 
 
 REMEMBERED_EVICTIONS = 200_000

@@ -6,10 +6,9 @@ with the snapshot. A policy that goes by its own history remembers what it chose
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
 
 from router.fleet.worker import UNKNOWN_FORM, LinkRate
 from twostroke.base.ids import BlockHash, WorkerId
@@ -95,9 +94,7 @@ class WorkerView:
         return self.resident[min(tier, len(self.resident) - 1)]
 
     def loaded_in_s(self, blocks: int) -> float:
-        """Returns predicted seconds until they are there, after the loads for earlier requests; 0 where nothing is
-        loaded.
-        """
+        """Returns predicted seconds until they are there, behind earlier loads; 0 where nothing is loaded."""
         load_s = self.load_s(blocks)
         return self.load_wait_s + load_s if load_s else 0.0
 
@@ -270,5 +267,4 @@ class Decision:
         return self.source or self.decode
 
 
-class Policy(Protocol):
-    def __call__(self, snapshot: Snapshot) -> Decision: ...
+Policy = Callable[[Snapshot], Decision]

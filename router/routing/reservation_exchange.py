@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -128,13 +129,7 @@ def _message_of(reservation: Reservation) -> routing_pb2.Reservation:
     return routing_pb2.Reservation(
         request_id=reservation.request_id,
         shares=[
-            routing_pb2.WorkerShare(
-                worker_id=worker,
-                tokens=share.tokens,
-                seconds=share.seconds,
-                pages=share.pages,
-                streams=share.streams,
-            )
+            routing_pb2.WorkerShare(worker_id=worker, **dataclasses.asdict(share))
             for worker, share in reservation.shares.items()
         ],
         block_hashes=b"".join(reservation.block_hashes),

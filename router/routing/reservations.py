@@ -210,9 +210,7 @@ class Reservations:
         self._expire(now_s)
 
     def lost(self, router: RouterId, now_s: float) -> None:
-        """Notes that the stream from another router broke, or did not begin again. What that router had placed counts
-        for a moment longer.
-        """
+        """Notes that another router's stream broke or did not begin. What it had placed counts for a moment longer."""
         foreign = self._foreign.get(router)
         if foreign is not None and foreign.lost_at_s is None:
             foreign.lost_at_s = now_s

@@ -35,8 +35,7 @@ class RoutingState:
         self.relay = EventRelay(self.index)
         self.reservations = Reservations()
         self._feed = ReservationFeed(router_id, us, self.reservations)
-        self._metrics = IndexMetrics(metrics)
-        self._metrics.watch(self.index)
+        self._metrics = IndexMetrics(metrics, self.index)
         metrics.other_routers.set_function(lambda: self._feed.flowing)
         metrics.foreign_reservations.set_function(lambda: self.reservations.foreign_count)
         metrics.reservations.set_function(lambda: len(self.reservations))
@@ -51,12 +50,13 @@ class RoutingState:
             self.relay.publish(message)
             return True
         if verdict is Applied.APPLIED:
-            self._metrics.observe_lag(message.published_s, time.time())
+            if message.published_s > 0:  # clocks of two machines may disagree: one from the future counts as 0
+                self._metrics.lag_s.observe(max(0.0, time.time() - message.published_s))
             if message.snapshot:
                 self._metrics.count_snapshot(worker)
             self.relay.publish(message)
             return True
-        self._metrics.count_trouble(verdict, worker)
+        self._metrics.troubles[verdict].labels(ROLE, worker).inc()
         if verdict is Applied.GAP:
             log.warning("events missing worker=%s before=%d", worker, message.sequence)
         elif verdict is Applied.DIVERGED:
@@ -89,21 +89,21 @@ class RoutingState:
 
 
 class IndexMetrics:
-    def __init__(self, metrics: RouterMetrics) -> None:
-        self._blocks = metrics.gauge(
-            "index_blocks", "Different block hashes in the prefix index, counted once per tier."
-        )
-        self._holdings = metrics.gauge(
+    def __init__(self, metrics: RouterMetrics, index: PrefixIndex) -> None:
+        blocks = metrics.gauge("index_blocks", "Different block hashes in the prefix index, counted once per tier.")
+        holdings = metrics.gauge(
             "index_holdings", "Blocks in the prefix index, counted once per tier and worker that holds them."
         )
-        self._lag_s = metrics.histogram(
+        blocks.set_function(lambda: len(index))
+        holdings.set_function(lambda: sum(index.block_count(worker) for worker in index.workers))
+        self.lag_s = metrics.histogram(
             "event_lag_seconds",
             "A worker published a batch until it was in the index, by both wall clocks; replayed batches too.",
             LAG_BUCKETS_S,
         )
         counter = metrics.labelled_counter
         self._snapshots = counter("event_snapshots", "Snapshots taken over.", "worker")
-        self._troubles = {
+        self.troubles = {
             Applied.OLD: counter("event_repeats", "Event batches that were in the index already.", "worker"),
             Applied.GAP: counter("event_gaps", "Event batches that did not follow on the last one.", "worker"),
             Applied.DIVERGED: counter(
@@ -111,21 +111,7 @@ class IndexMetrics:
             ),
         }
 
-    def watch(self, index: PrefixIndex) -> None:
-        """Shows the index's size at every scrape."""
-        self._blocks.set_function(lambda: len(index))
-        self._holdings.set_function(lambda: sum(index.block_count(worker) for worker in index.workers))
-
     def count_snapshot(self, worker: WorkerId) -> None:
         self._snapshots.labels(ROLE, worker).inc()
-        for trouble in self._troubles.values():  # from 0 on: what is counted from its first time on has no rate then
+        for trouble in self.troubles.values():  # from 0 on: what is counted from its first time on has no rate then
             trouble.labels(ROLE, worker)
-
-    def count_trouble(self, verdict: Applied, worker: WorkerId) -> None:
-        """Counts a batch that was not applied, or not rightly."""
-        self._troubles[verdict].labels(ROLE, worker).inc()
-
-    def observe_lag(self, published_s: float, now_s: float) -> None:
-        """Observes how old a batch was. Clocks of two machines may disagree: one from the future counts as 0."""
-        if published_s > 0:
-            self._lag_s.observe(max(0.0, now_s - published_s))

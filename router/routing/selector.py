@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from router.fleet.worker import Worker
+from router.fleet.worker import Shape, Worker
 from router.routing.candidates import BY_QUEUE, BY_STREAMS, WHOLE, Candidates, Need
-from router.routing.forecast import UNKNOWN_LINK, PullEnd, page_s
+from router.routing.forecast import UNKNOWN_LINK, page_s
 from router.routing.learned import PredictionResidual, Setups
 from router.routing.policy import NO_LINKS, Decision, Policy, Snapshot, WorkerView
 from router.routing.prefix_index import PrefixIndex
@@ -44,8 +44,6 @@ class RoutingParams:
     cache_key: bytes = b""
     """Digest of the client's hint which requests have prefixes in common; empty without one. It says nothing about who
     shares blocks."""
-    needs_setup: bool = False
-    """A worker may have to load or compile something before it can begin it."""
     compile_s: float = 0.0
     """Seconds that this router took to compile what its answer must match."""
     mask_s: float = 0.0
@@ -60,19 +58,6 @@ class Routable(Protocol):
 
     @property
     def routing(self) -> RoutingParams: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """Size of the pages that the whole fleet shares."""
-
-    block_size: int
-    page_bytes: int
-    tail_blocks: int = 0
-    """Number of last blocks of a prefix whose pages in the further group a sequence needs to continue. 0 where there is
-    one page group."""
-    further_page_bytes: int = 0
-    """Bytes of a page in the further group."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +112,8 @@ class Selector:
         """Expected length of the next output; 0 while nothing is known."""
         self.token_s = 0.0
         """Expected time from one token to the next, with all that comes between; 0 while nothing is known."""
-        self._residual = PredictionResidual()
+        self._residuals = PredictionResidual(), PredictionResidual()
+        """For prompts that a page source computes, and for those that the decode worker computes."""
         self._fetching_until_s: dict[WorkerId, float] = {}
         self._serving_until_s: dict[WorkerId, float] = {}
         """When the pulls to and from each worker will be done. Pulls share its network link."""
@@ -162,7 +148,7 @@ class Selector:
 
     def dispatched(self, request: Routable, decision: Decision, workers: Workers, now_s: float) -> None:
         """Notes that the decision is carried out now. What it pulls occupies the network links of both workers."""
-        if request.routing.needs_setup and (decode := workers.by_id.get(decision.decode)) is not None:
+        if (decode := workers.by_id.get(decision.decode)) is not None:
             self._setups.placed(decode, request.attempt.request)
         forecast, taker = decision.forecast, decision.computed_by
         pulls = [(decision.peer, taker, forecast.fetched_blocks)]
@@ -214,9 +200,9 @@ class Selector:
             ahead_s = self._reservations.seconds_on(worker.worker_id) - passes_s.get(worker.worker_id, 0.0)
             return worker.queue_s(now_s) + max(0.0, ahead_s)
 
-        attempt, routing, wanted = request.attempt, request.routing, request.attempt.request
+        attempt, routing, shape = request.attempt, request.routing, workers.shape
         most_tokens, known = attempt.most_new_tokens, attempt.known_tokens
-        need = Need(tokens=known, block_size=workers.shape.block_size, held=prefixes.held, queue_s=queue_s)
+        need = Need(tokens=known, block_size=shape.block_size, held=prefixes.held, queue_s=queue_s)
 
         def views(role: Sequence[Worker], candidates: Candidates) -> tuple[WorkerView, ...]:
             seen = candidates.among(role, workers.by_id, need) if self._narrows and len(role) > WHOLE else role
@@ -224,27 +210,23 @@ class Selector:
 
         def view(worker: Worker) -> WorkerView:
             passed_s = passes_s.get(worker.worker_id, 0.0)
-            setup_s = self._setups.seconds(worker, wanted, routing.compile_s) if routing.needs_setup else (0.0, 0.0)
+            setup_s = self._setups.seconds(worker, attempt.request, routing.compile_s)
             return self._view(worker, prefixes, passed_s, now_s, setup_s)
 
         hashes = attempt.block_hashes
-        sources = _sources(request, workers)
         return Snapshot(
             known_tokens=known,
             full_blocks=len(hashes),
-            block_size=workers.shape.block_size,
-            page_bytes=workers.shape.page_bytes,
-            end_pages=_end_pages(workers.shape, len(hashes)) if workers.shape.tail_blocks else 0.0,
+            block_size=shape.block_size,
+            page_bytes=shape.page_bytes,
+            end_pages=_end_pages(shape, len(hashes)) if shape.tail_blocks else 0.0,
             decode=views(workers.decode, self._decode),
-            prefill=views(sources, self._prefill),
+            prefill=views(_sources(request, workers), self._prefill),
             prefill_utilisation=self._prefill_utilisation(workers.prefill) if self._narrows else None,
             block_hashes=hashes,
             output_tokens=min(most_tokens, round(self.output_tokens) or most_tokens),
             re_reference_rate=self._index.re_reference.rate,
-            residual_s=(
-                self._residual.seconds(now_s, is_local=False),
-                self._residual.seconds(now_s, is_local=True),
-            ),
+            residual_s=(self._residuals[0].seconds(now_s), self._residuals[1].seconds(now_s)),
             turn=self._turn,
             draw=self._draws.random(),
             mask_s=routing.mask_s,
@@ -270,7 +252,7 @@ class Selector:
     def had_first_token(self, decision: Decision, seconds: float, now_s: float) -> None:
         """Notes how long after the decision the first token came, at the first worker that was tried."""
         residual_s = seconds - decision.forecast.foreseen_s
-        self._residual.observe(residual_s, now_s, is_local=decision.source is None)
+        self._residuals[decision.source is None].observe(residual_s, now_s)
 
     def _view(
         self, worker: Worker, prefixes: Prefixes, passed_s: float, now_s: float, setup_s: tuple[float, float]
@@ -333,13 +315,11 @@ def _useful_hashes(request: Routable) -> tuple[BlockHash, ...]:
 
 
 def _sources(request: Routable, workers: Workers) -> Sequence[Worker]:
+    """Returns the prefill workers whose pages the request may have."""
     if request.attempt.scores_prompt:
         return ()
-    return workers.prefill if request.routing.takes_converted else _computing_the_same(workers)
-
-
-def _computing_the_same(workers: Workers) -> Sequence[Worker]:
-    """Returns the prefill workers whose pages become those of decode workers as they are."""
+    if request.routing.takes_converted:
+        return workers.prefill
     formats = {worker.kv_form.format for worker in workers.decode}
     return [worker for worker in workers.prefill if {worker.kv_form.format} == formats]
 
@@ -364,9 +344,7 @@ def _depths(held: tuple[int, ...], tiers: int) -> tuple[int, ...]:
 
 
 def _pull_page_s(workers: Workers, source_id: WorkerId, target_id: WorkerId) -> float:
-    """Returns the seconds for which a page occupies both workers: for its transfer, and for its conversion where forms
-    differ.
-    """
+    """Returns the seconds for which a page occupies both workers: its transfer, and its conversion if forms differ."""
     source, target = workers.by_id.get(source_id), workers.by_id.get(target_id)
     known = NO_LINKS if target is None else target.links
     usual = (link for worker in workers.by_id.values() for link in worker.links.values())
@@ -375,8 +353,7 @@ def _pull_page_s(workers: Workers, source_id: WorkerId, target_id: WorkerId) -> 
     if source is None or target is None:
         page_bytes = None if target is None else target.page_bytes
         return (usual_bytes if page_bytes is None else page_bytes) / link.bytes_per_s
-    there, here = (PullEnd(each.kv_form, each.page_bytes, each.load.conversion_page_s) for each in (source, target))
-    return page_s(there, here, usual_bytes, link.bytes_per_s)
+    return page_s(source, target, usual_bytes, link.bytes_per_s)
 
 
 def _shares(snapshot: Snapshot, decision: Decision) -> dict[WorkerId, ReservedShare]:

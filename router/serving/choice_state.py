@@ -19,14 +19,13 @@ from router.fleet.link_pool import LinkPool
 from router.fleet.token_stream import TokenDelta, TokenStream
 from router.metrics import RouterMetrics
 from router.serving.migration import Migrated, Migration
-from router.serving.parent_request import ParentRequest, first_attempt
+from router.serving.parent_request import ParentRequest, first_attempt, until
 from router.serving.placement import Placer, may_go_elsewhere
 from router.serving.recovery import Recovered
 from router.serving.request_log import NoLog, RequestLog
 from router.serving.request_stats import RequestStats
 from twostroke.base.errors import (
     Cancelled,
-    DeadlineExceeded,
     EngineLost,
     InternalError,
     InvalidRequest,
@@ -134,8 +133,14 @@ class ChoiceState:
         self._begun_at: TokenStream | None = None
         """The attempt that has brought the latest token."""
         self._emitted: list[SampledToken] = []
-        self._block_size, policy = dependencies.fleet.facts.block_size, dependencies.placer.policy
-        self._stats = RequestStats(self.request_id, parent, block_hashes, block_size=self._block_size, policy=policy)
+        self._block_size = dependencies.fleet.facts.block_size
+        self._stats = RequestStats(
+            request_id=self.request_id,
+            parent=parent,
+            block_hashes=block_hashes,
+            block_size=self._block_size,
+            policy=dependencies.placer.policy,
+        )
         if recovered is None:  # otherwise another router has counted it
             dependencies.demand.begins()
         self._span = dependencies.recorder.begin("answer", parent.request_id, parent.trace)
@@ -161,7 +166,9 @@ class ChoiceState:
         """Reports tokens and one end, or one error. Only cancelling ends it without either."""
         outcome = "cancelled"
         try:
-            reason = await self._until_deadline()
+            had_passed = "the request's deadline had passed before it could be placed"
+            async with until(self._request.deadline_s, had_passed, self._deadline_passed):
+                reason = await self._over_attempts()
             outcome = reason.value
             self.end(reason)
         except ServeError as error:
@@ -175,20 +182,8 @@ class ChoiceState:
             self._stats.lifetime.mark(Instant.DONE)
             self._record(outcome)
 
-    async def _until_deadline(self) -> FinishReason:
-        deadline_s = self._request.deadline_s
-        left_s = None if deadline_s is None else deadline_s - time.time()
-        if left_s is not None and left_s <= 0:
-            raise DeadlineExceeded("the request's deadline had passed before it could be placed")
-        try:
-            async with asyncio.timeout(left_s) as limit:
-                return await self._over_attempts()
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise DeadlineExceeded(
-                f"the request's deadline passed after {len(self._emitted)} tokens of choice {self.choice}"
-            ) from None
+    def _deadline_passed(self) -> str:
+        return f"the request's deadline passed after {len(self._emitted)} tokens of choice {self.choice}"
 
     async def _over_attempts(self) -> FinishReason:
         stream: TokenStream | None = None
@@ -215,7 +210,15 @@ class ChoiceState:
             except ServeError as error:
                 losses.add(error, has_new_tokens=len(self._emitted) > before)
                 avoided = worker if isinstance(error, StepFailed) else None
-                self._note_reopening(worker, error)
+                self._with.metrics.reopened_requests_total.inc()
+                self._span.event("reopened", lost_worker=worker, error=error.label())
+                log.warning(
+                    "reopening request=%s after_tokens=%d lost_worker=%s error=%s",
+                    self.request_id,
+                    len(self._emitted),
+                    worker,
+                    error.label(),
+                )
             stream = None
         return FinishReason.LENGTH
 
@@ -331,20 +334,6 @@ class ChoiceState:
         self._span.event("first token")
         if self._wait is not None:
             self._wait.end()
-        self._log_first_token(stream)
-
-    def _note_reopening(self, worker: WorkerId, error: ServeError) -> None:
-        self._with.metrics.reopened_requests_total.inc()
-        self._span.event("reopened", lost_worker=worker, error=error.label())
-        log.warning(
-            "reopening request=%s after_tokens=%d lost_worker=%s error=%s",
-            self.request_id,
-            len(self._emitted),
-            worker,
-            error.label(),
-        )
-
-    def _log_first_token(self, stream: TokenStream) -> None:
         compared = self._stats.comparison
         if compared is None:  # another router had placed it
             return

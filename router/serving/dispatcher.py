@@ -6,13 +6,12 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 
 from router.fleet.demand import DemandReporter
 from router.fleet.fleet import Fleet
 from router.fleet.link_pool import LinkPool
-from router.fleet.named_models import NamedModels
+from router.fleet.named_models import NamedModels, NamedModelsOf, none_named
 from router.fleet.token_stream import TokenDelta
 from router.fleet.worker import ServingFacts, Worker
 from router.metrics import ROLE, RouterMetrics
@@ -43,9 +42,9 @@ HASHED_TOKENS = 8192
 
 
 class RouterCore:
-    """The `Dispatcher` of a router. It serves between `start` and `close`."""
+    """The dispatcher of a router. It serves between `start` and `close`."""
 
-    def __init__(self, config: RouterConfig, metrics: RouterMetrics) -> None:
+    def __init__(self, config: RouterConfig, metrics: RouterMetrics, named_in: NamedModelsOf = none_named) -> None:
         policy_named(config.routing.policy)
         if not config.fleet_address:
             raise ConfigError("a router needs the address of the supervisor's fleet service", field="fleet_address")
@@ -57,7 +56,14 @@ class RouterCore:
         metrics.expiries.watch("cluster", self.membership.certificates)
         self._routing = RoutingState(self.router_id, self.membership, metrics)
         self._fleet = Fleet(
-            config, self.membership, self.router_id, metrics, self._routing, self._worker_gone, self._worker_back
+            config,
+            self.membership,
+            self.router_id,
+            metrics,
+            self._routing,
+            self._worker_gone,
+            self._worker_back,
+            named_in,
         )
         self.recorder = recorder_of(self.router_id, ROLE, config.tracing, metrics.registry)
         self.operations = Operations(self._fleet, self._routing, self.membership, self.recorder)
@@ -66,7 +72,7 @@ class RouterCore:
         """None until it is started."""
         self._running: asyncio.Task[None] | None = None
         self._open: dict[str, _OpenChoices] = {}
-        self._is_draining = False
+        self.is_draining = False
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -78,9 +84,7 @@ class RouterCore:
 
     async def until_ready(self, timeout_s: float) -> None:
         """Returns once a decode worker serves, or after `timeout_s`."""
-        until_s = time.monotonic() + timeout_s
-        while not self.is_ready and (left_s := until_s - time.monotonic()) > 0:
-            await self._fleet.wait_for_change(left_s)
+        await self._wait_for(lambda: self.is_ready, timeout_s)
 
     async def ended(self) -> None:
         """Waits for the end, and raises what the core failed of. A router whose core has ended serves nothing."""
@@ -92,7 +96,7 @@ class RouterCore:
 
         Streams that their clients can resume elsewhere stay open at their decode workers for a grace period.
         """
-        self._is_draining = True
+        self.is_draining = True
         for opened in list(self._open.values()):
             opened.leave(Draining("the router is shutting down; another one can go on with this stream"))
             await opened.stop()
@@ -111,36 +115,45 @@ class RouterCore:
 
     @property
     def facts(self) -> ServingFacts:
+        """Raises PeerLost while no decode worker is known."""
         return self._fleet.facts
 
     @property
     def named_models(self) -> NamedModels:
+        """Models that are served beside the one of all workers, by name."""
         return self._fleet.named_models
 
     async def wait_for_named(self, holds: Callable[[NamedModels], bool], timeout_s: float) -> None:
         """Waits until `holds` is true of the models that are served by name, or until `timeout_s` has passed."""
+        await self._wait_for(lambda: holds(self._fleet.named_models), timeout_s)
+
+    async def _wait_for(self, holds: Callable[[], bool], timeout_s: float) -> None:
         until_s = time.monotonic() + timeout_s
-        while not holds(self._fleet.named_models) and (left_s := until_s - time.monotonic()) > 0:
+        while not holds() and (left_s := until_s - time.monotonic()) > 0:
             await self._fleet.wait_for_change(left_s)
 
     @property
     def is_ready(self) -> bool:
-        return not self._is_draining and self._fleet.can_serve
+        return not self.is_draining and self._fleet.can_serve
 
     @property
     def knows_decode_worker(self) -> bool:
+        """A decode worker is there, though it may be silent since a moment, or drain."""
         return self._fleet.knows_decode_worker
-
-    @property
-    def is_draining(self) -> bool:
-        return self._is_draining
 
     async def generate(
         self, request: ParentRequest, take: Take = take_none
     ) -> AsyncGenerator[tuple[int, TokenDelta], None]:
+        """Yields (choice, delta) from the first token on, also of a stream that is resumed, until every choice ends.
+
+        Tokens that come while nothing waits to be yielded are given to `take` first, at once and without a task. What
+        it returns False for is yielded, and so is every end.
+
+        Raises ServeError. Closing the iterator (`aclose`, or cancelling its consumer) cancels the request everywhere.
+        """
         recovered = await self._recover(request) if request.resumptions else {}
         hashes = await hash_blocks(request.request, self._fleet.facts.block_size)
-        if self._is_draining:
+        if self.is_draining:
             raise Draining("the router takes no new requests; try another one")
         if request.request_id in self._open:
             raise InvalidRequest(f"a request with id {request.request_id!r} is open already", field="request_id")
@@ -150,7 +163,7 @@ class RouterCore:
         try:
             left = len(request.open_choices)
             while left:
-                event = await opened.next_event()
+                event = await opened.events.get()
                 if isinstance(event, Exception):
                     raise event
                 yield event
@@ -159,20 +172,23 @@ class RouterCore:
             await self._retire(opened)
 
     def finish_early(self, request: ParentRequest, choice: int) -> None:
+        """A stop string was found: that choice needs no more tokens. Its end (STOP) follows at once."""
         opened = self._open.get(request.request_id)
         if opened is not None and opened.request is request:  # not that of another connection that resumed it
             opened.finish_early(choice)
 
     async def abort(self, request_id: str) -> bool:
+        """Ends an open request, whose iterator then raises Cancelled. Returns False where no request has this id."""
         if request_id not in self._open:
             return False
         self._open[request_id].fail(Cancelled(f"request {request_id} was aborted"))
         return True
 
     async def drain(self, deadline_s: float) -> int:
-        if not self._is_draining:
+        """Takes no new work, and waits for open requests until `deadline_s` (Unix seconds). Returns those left."""
+        if not self.is_draining:
             log.info("draining open=%d", len(self._open))
-        self._is_draining = True
+        self.is_draining = True
         try:
             async with asyncio.timeout(max(0.0, deadline_s - time.time())):
                 await self._idle.wait()
@@ -185,7 +201,7 @@ class RouterCore:
             await self._serve(started, address)
         except Exception:
             log.critical("router core failed: it serves nothing any more", exc_info=True)
-            self._is_draining = True
+            self.is_draining = True
             for opened in self._open.values():
                 opened.fail(Draining("the router has failed and starts again; try again"))
             raise
@@ -298,9 +314,8 @@ class _OpenChoices:
         take: Take,
     ) -> None:
         self.request = request
-        self._events: deque[tuple[int, TokenDelta] | Exception] = deque()
+        self.events = asyncio.Queue[tuple[int, TokenDelta] | Exception]()
         """Ends, errors, and tokens that were not taken at once."""
-        self._has_events = asyncio.Event()
         self._take = take
         self._choices = {
             choice: ChoiceState(request, choice, hashes, dependencies, self, recovered.get(choice))
@@ -327,20 +342,13 @@ class _OpenChoices:
 
     def tokens(self, choice: int, delta: TokenDelta) -> None:
         try:
-            if self._events or not self._take(choice, delta):
+            if not self.events.empty() or not self._take(choice, delta):
                 self.put((choice, delta))
         except Exception as error:  # it ends this request, not its decode worker
             self.put(error)
 
     def put(self, event: tuple[int, TokenDelta] | Exception) -> None:
-        self._events.append(event)
-        self._has_events.set()
-
-    async def next_event(self) -> tuple[int, TokenDelta] | Exception:
-        while not self._events:
-            self._has_events.clear()
-            await self._has_events.wait()
-        return self._events.popleft()
+        self.events.put_nowait(event)
 
     def fail(self, error: ServeError) -> None:
         for task in self._tasks.values():

@@ -98,12 +98,8 @@ class Migration:
         worker = self._fleet.worker(link.worker_id)
         if watched.task is not None or worker is None or worker.epoch != link.epoch:
             return
-        if worker.is_draining and self._targets(watched):
+        if worker.is_draining and self._placer.takers(watched.parent):
             watched.task = self._tasks.create_task(self._migrate(watched), name=f"migrate {link.worker_id}")
-
-    def _targets(self, watched: _Watched) -> list[Worker]:
-        """Returns the workers that it may go on at: those with its weights, once it has any."""
-        return self._placer.takers(watched.parent)
 
     async def _migrate(self, watched: _Watched) -> None:
         """Contains bugs: one costs a request its pages, and no other request anything."""
@@ -113,7 +109,7 @@ class Migration:
                 target = await self._send_pages(watched)
         except Exception as error:
             log_bug(log, "migration failed request=%s", stream.request_id, error=error)
-        if not self._targets(watched):
+        if not self._placer.takers(watched.parent):
             watched.task = None  # it stays until there is another one
             return
         self._metrics.migrated_requests_total.inc()
@@ -121,7 +117,7 @@ class Migration:
 
     async def _send_pages(self, watched: _Watched) -> WorkerId | None:
         """Returns the worker that has its pages now; None where no worker needs them or could get them."""
-        attempt, others = watched.attempt(), self._targets(watched)
+        attempt, others = watched.attempt(), self._placer.takers(watched.parent)
         leaving = self._fleet.worker(watched.stream.link.worker_id)
         if not attempt.emitted or not others or leaving is None:
             return None

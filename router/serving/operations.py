@@ -122,7 +122,11 @@ async def recording_at(
         for channel in channels:
             stack.push_async_callback(channel.close)
         clocks = await asyncio.gather(*map(_clock_of, channels))
-        calls = [_call(channel, seconds) for channel in channels]
+        request, timeout_s = ProfileRequest(seconds=seconds), seconds + ANSWER_S
+        calls = [
+            ControlStub(channel.channel).Profile(request, metadata=channel.metadata, timeout=timeout_s)
+            for channel in channels
+        ]
         for call in calls:
             stack.callback(call.cancel)
         each = zip(workers, channels, clocks, calls, strict=True)
@@ -134,11 +138,6 @@ async def _clock_of(channel: PeerChannel) -> ClockOffset | ServeError:
         return (await introduced(channel))[1]
     except ServeError as error:
         return error
-
-
-def _call(channel: PeerChannel, seconds: float) -> Any:
-    request = ProfileRequest(seconds=seconds)
-    return ControlStub(channel.channel).Profile(request, metadata=channel.metadata, timeout=seconds + ANSWER_S)
 
 
 async def _parts_of(worker: Worker, address: str, clock: ClockOffset | ServeError, call: Any) -> Parts:

@@ -1,21 +1,19 @@
-"""What the frontend hands to the dispatcher, and the dispatcher as the frontend sees it: token ids only, no text."""
+"""What the frontend hands to the dispatcher: token ids only, no text."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from router.admission.queued_request import Siblings
-from router.fleet.named_models import NamedModels
 from router.fleet.token_stream import TokenDelta
-from router.fleet.worker import ServingFacts
 from router.routing.selector import RoutingParams
-from router.serving.operations import Operations
-from twostroke.base.errors import WeightsChanged
+from twostroke.base.errors import DeadlineExceeded, WeightsChanged
 from twostroke.request import GenerateRequest
 from twostroke.tracing.context import TraceContext
 
@@ -55,7 +53,7 @@ def weights_mark(fingerprint: str, own: bytes) -> str:
 def changed(request_id: str) -> WeightsChanged:
     """Returns the error of an answer that only weights could go on with that no worker has any more."""
     return WeightsChanged(
-        f"the answer {request_id} was begun with weights, or an adapter, that were replaced before its end, and cannot "
+        f"the answer {request_id} was begun with weights of its model that were replaced before its end, and cannot "
         "go on with others; send the request again"
     )
 
@@ -89,59 +87,30 @@ class ParentRequest:
         return [choice for choice in range(self.n) if choice not in self.ended_choices]
 
 
+@contextlib.asynccontextmanager
+async def until(deadline_s: float | None, had_passed: str, passed: Callable[[], str]) -> AsyncIterator[None]:
+    """Raises DeadlineExceeded inside once `deadline_s` (Unix seconds) is reached.
+
+    `had_passed` is said where it was before, and what `passed` returns where it was meanwhile.
+    """
+    left_s = None if deadline_s is None else deadline_s - time.time()
+    if left_s is not None and left_s <= 0:
+        raise DeadlineExceeded(had_passed)
+    try:
+        async with asyncio.timeout(left_s) as timeout:
+            yield
+    except TimeoutError as error:
+        if not timeout.expired():
+            raise
+        raise DeadlineExceeded(passed()) from error
+
+
 Take = Callable[[int, TokenDelta], bool]
 """Takes a delta of a choice at once, or returns False."""
 
 
 def take_none(choice: int, delta: TokenDelta) -> bool:
     return False
-
-
-class Dispatcher(Protocol):
-    """Owns open requests: places them on workers and carries their tokens back."""
-
-    @property
-    def facts(self) -> ServingFacts:
-        """Raises PeerLost while no decode worker is known."""
-
-    @property
-    def named_models(self) -> NamedModels:
-        """Models that are served beside the one of all workers, by name."""
-
-    async def wait_for_named(self, holds: Callable[[NamedModels], bool], timeout_s: float) -> None:
-        """Waits until `holds` is true of the models that are served by name, or until `timeout_s` has passed."""
-
-    @property
-    def operations(self) -> Operations:
-        """What operators ask about the fleet."""
-
-    @property
-    def is_ready(self) -> bool: ...
-
-    @property
-    def knows_decode_worker(self) -> bool:
-        """A decode worker is there, though it may be silent since a moment, or drain."""
-
-    @property
-    def is_draining(self) -> bool: ...
-
-    def generate(self, request: ParentRequest, take: Take = take_none) -> AsyncGenerator[tuple[int, TokenDelta], None]:
-        """Yields (choice, delta) from the first token on, also of a stream that is resumed, until every choice ends.
-
-        Tokens that come while nothing waits to be yielded are given to `take` first, at once and without a task. What
-        it returns False for is yielded, and so is every end.
-
-        Raises ServeError. Closing the iterator (`aclose`, or cancelling its consumer) cancels the request everywhere.
-        """
-
-    def finish_early(self, request: ParentRequest, choice: int) -> None:
-        """A stop string was found: that choice needs no more tokens. Its end (STOP) follows at once."""
-
-    async def abort(self, request_id: str) -> bool:
-        """Ends an open request, whose iterator then raises Cancelled. Returns False where no request has this id."""
-
-    async def drain(self, deadline_s: float) -> int:
-        """Takes no new work, and waits for open requests until `deadline_s` (Unix seconds). Returns those left."""
 
 
 CLOCK_BITS = 52

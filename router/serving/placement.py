@@ -20,7 +20,7 @@ from router.metrics import RouterMetrics
 from router.routing.policies import NARROWING, RECONSIDERING, policy_named
 from router.routing.policy import Candidate, Decision
 from router.routing.routing_state import RoutingState
-from router.routing.selector import Selector, Shape, Workers
+from router.routing.selector import Selector, Workers
 from router.serving.parent_request import Attempts, ParentRequest, changed
 from router.serving.request_stats import RequestStats
 from twostroke.base.errors import Draining, FingerprintMismatch, Overloaded, PeerLost, ServeError, StaleEpoch
@@ -94,7 +94,7 @@ class Placer:
         and what a worker says of it. The queue's `first_token` and `left` have to be called for what was placed.
         """
         is_urgent |= not self._are_routed(parent)
-        queued = dataclasses.replace(_queued(attempt, parent), is_urgent=is_urgent)
+        queued = _queued(attempt, parent, is_urgent=is_urgent)
         give_up_s = time.monotonic() + self._worker_wait_s
         full: set[WorkerId] = set()
         unusable: set[WorkerId] = set() if avoided is None else {avoided}
@@ -194,6 +194,10 @@ class Placer:
         decode = workers.by_id[decision.decode]
         link = self._links.to(decode)
         stream = TokenStream(link, attempt.request_id, attempt.number, len(attempt.emitted))
+        peer = None
+        if decision.peer is not None:
+            source = workers.by_id[decision.peer].page_source
+            peer = PeerPrefix(source, decision.peer_blocks, decision.forecast.peer_load_s)
         is_open, may_be_open, begun_s = False, True, time.monotonic()
         try:
             message = attempt_to_message(
@@ -201,7 +205,7 @@ class Placer:
                 fingerprint=decode.fingerprint,
                 worker_epoch=str(decode.epoch),
                 source=None if decision.source is None else workers.by_id[decision.source].page_source,
-                peer=_peer(decision, workers),
+                peer=peer,
                 source_forecast=source_forecast(decision),
             )
             await link.open(message, stream)
@@ -234,21 +238,11 @@ class Placer:
 
     def _workers(self, decode: Sequence[Worker] | None = None) -> Workers:
         """Returns the workers that serve; of decode workers only the given ones, which all have the same weights."""
-        facts = self._fleet.facts
         prefill = self._fleet.serving(Role.PREFILL)
         if decode and decode[0].fingerprint != self._fleet.fingerprint:
             taking = self._fleet.taking_begun(Role.PREFILL)
             prefill = [worker for worker in taking if worker.fingerprint == decode[0].fingerprint]
-        return Workers(
-            Shape(
-                block_size=facts.block_size,
-                page_bytes=facts.page_bytes,
-                tail_blocks=facts.tail_blocks,
-                further_page_bytes=facts.further_page_bytes,
-            ),
-            self._fleet.serving(Role.DECODE) if decode is None else decode,
-            prefill,
-        )
+        return Workers(self._fleet.facts, self._fleet.serving(Role.DECODE) if decode is None else decode, prefill)
 
     def _note(self, attempt: Attempt, decision: Decision) -> None:
         self._metrics.count_decision(self.policy, "local" if decision.source is None else "prefill")
@@ -266,12 +260,6 @@ class Placer:
         )
 
 
-def _peer(decision: Decision, workers: Workers) -> PeerPrefix | None:
-    if decision.peer is None:
-        return None
-    return PeerPrefix(workers.by_id[decision.peer].page_source, decision.peer_blocks, decision.forecast.peer_load_s)
-
-
 def source_forecast(decision: Decision) -> worker_pb2.SourceForecast | None:
     """Returns when the page source will have the blocks, if it was foreseen."""
     forecast = decision.forecast
@@ -285,7 +273,7 @@ def source_forecast(decision: Decision) -> worker_pb2.SourceForecast | None:
     )
 
 
-def _queued(attempt: Attempt, parent: ParentRequest) -> QueuedRequest:
+def _queued(attempt: Attempt, parent: ParentRequest, *, is_urgent: bool = False) -> QueuedRequest:
     now_s, deadline_s, siblings = time.monotonic(), attempt.request.deadline_s, parent.siblings
     return QueuedRequest(
         attempt=attempt,
@@ -293,6 +281,7 @@ def _queued(attempt: Attempt, parent: ParentRequest) -> QueuedRequest:
         arrived_s=now_s,
         deadline_s=None if deadline_s is None else now_s + deadline_s - time.time(),
         siblings=Siblings(siblings.before + attempt.request.sampling.choice, siblings.count),
+        is_urgent=is_urgent,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from router.metrics import Comparison
 from router.routing.policy import Decision
@@ -13,41 +14,35 @@ from twostroke.base.lifetime import Instant, Lifetime
 from twostroke.observability.request_log import AnswerRecord, blocks_of
 
 
+@dataclass(slots=True, kw_only=True)
 class RequestStats:
     """Counts for one choice of a request."""
 
-    def __init__(
-        self,
-        request_id: RequestId,
-        parent: ParentRequest,
-        block_hashes: Sequence[BlockHash],
-        *,
-        block_size: int,
-        policy: str,
-    ) -> None:
-        """`block_hashes` are those of the prompt's full blocks."""
-        self.lifetime = Lifetime()
+    request_id: RequestId
+    parent: ParentRequest
+    block_hashes: Sequence[BlockHash]
+    """Hashes of the prompt's full blocks."""
+    block_size: int
+    policy: str
+    lifetime: Lifetime = field(default_factory=Lifetime)
+    attempts: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that the first attempt with a token did not compute: later ones find what earlier ones did."""
+    tokens: int = 0
+    proposals: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Drafted and kept tokens by drafter, of the attempt that ended the answer."""
+    _decision: Decision | None = None
+    _decided_at_s: float = 0.0
+    _first: Decision | None = None
+    """The decision that led to the first token."""
+    _first_attempt: int = 0
+    _actual_s: float | None = None
+    _first_token_s: float = 0.0
+    _latest_token_s: float = 0.0
+    _longest_gap_s: float = 0.0
+
+    def __post_init__(self) -> None:
         self.lifetime.mark(Instant.RECEIVED)
-        self._request_id = request_id
-        self._parent = parent
-        self._block_hashes = block_hashes
-        self._block_size = block_size
-        self._policy = policy
-        self.attempts = 0
-        self.cached_tokens = 0
-        """Prompt tokens that the first attempt with a token did not compute: later ones find what earlier ones did."""
-        self.tokens = 0
-        self.proposals: Mapping[str, tuple[int, int]] = {}
-        """Drafted and kept tokens by drafter, of the attempt that ended the answer."""
-        self._decision: Decision | None = None
-        self._decided_at_s = 0.0
-        self._first: Decision | None = None
-        """The decision that led to the first token."""
-        self._first_attempt = 0
-        self._actual_s: float | None = None
-        self._first_token_s = 0.0
-        self._latest_token_s = 0.0
-        self._longest_gap_s = 0.0
 
     def placed(self, decision: Decision | None, decided_at_s: float) -> None:
         """What arrives from now on comes of this decision (None: of another router's).
@@ -83,8 +78,8 @@ class RequestStats:
             return None
         forecast = self._first.forecast
         # Only the prompt's blocks count, as at the worker: after a failure, blocks of the output are looked for, too.
-        predicted = min(forecast.cached_blocks, len(self._block_hashes))
-        reused = self.cached_tokens // self._block_size
+        predicted = min(forecast.cached_blocks, len(self.block_hashes))
+        reused = self.cached_tokens // self.block_size
         return Comparison(predicted, reused, forecast.first_token_s, self._actual_s)
 
     @property
@@ -98,16 +93,16 @@ class RequestStats:
         last, compared = self._decision, self.comparison
         instants = self.lifetime.as_dict()
         return AnswerRecord(
-            request_id=self._request_id,
+            request_id=self.request_id,
             arrival_s=instants[Instant.RECEIVED],
             outcome=outcome,
-            prompt_tokens=len(self._parent.request.prompt),
+            prompt_tokens=len(self.parent.request.prompt),
             output_tokens=self.tokens,
-            block_size=self._block_size,
-            blocks=blocks_of(self._block_hashes),
-            tenant=self._parent.routing.tenant,
-            priority=self._parent.routing.priority,
-            policy=self._policy,
+            block_size=self.block_size,
+            blocks=blocks_of(self.block_hashes),
+            tenant=self.parent.routing.tenant,
+            priority=self.parent.routing.priority,
+            policy=self.policy,
             attempts=self.attempts,
             decode=last.decode if last else None,
             source=last.source if last else None,
@@ -116,7 +111,7 @@ class RequestStats:
             forecast=dataclasses.asdict(last.forecast) if last else {},
             price=dataclasses.asdict(last.why) if last and last.why else {},
             cached_tokens=self.cached_tokens,
-            predicted_cached_tokens=compared.predicted_blocks * self._block_size if compared else None,
+            predicted_cached_tokens=compared.predicted_blocks * self.block_size if compared else None,
             ttft_s=compared.actual_s if compared else None,
             predicted_ttft_s=compared.predicted_s if compared else None,
             itl_mean_s=self.token_s,

@@ -56,10 +56,6 @@ def lightest_decode(snapshot: Snapshot) -> WorkerView:
     return least(snapshot.decode, lambda view: (view.requests, view.pages_active), snapshot.turn)
 
 
-def _requests(view: WorkerView) -> tuple[float, ...]:
-    return (view.requests,)
-
-
 def _drawn(views: tuple[WorkerView, ...], draw: float) -> tuple[WorkerView, float]:
     """Returns one of them, and what is left of the draw."""
     place, rest = divmod(draw * len(views), 1.0)
@@ -72,4 +68,4 @@ def _better_of_two(views: tuple[WorkerView, ...], draw: float) -> tuple[WorkerVi
     if not others:
         return first, rest
     second, rest = _drawn(others, rest)
-    return min(first, second, key=_requests), rest
+    return min(first, second, key=lambda view: view.requests), rest

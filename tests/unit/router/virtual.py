@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from router.admission.admission import Admission
 from router.admission.queued_request import Placement, QueuedRequest, Refused, Rules, Stranded, Verdict
-from router.fleet.worker import Worker
+from router.fleet.worker import Shape, Worker
 from router.routing.policies.priced import Priced, Prices
 from router.routing.policy import Policy
 from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations
-from router.routing.selector import Selector, Shape, Workers
+from router.routing.selector import Selector, Workers
 from tests.unit.router.queued import queued_request
 from twostroke.base.ids import BlockHash, Epoch, RequestId, WorkerId
 from twostroke.config import Role

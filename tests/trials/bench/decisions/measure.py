@@ -14,10 +14,10 @@ from rich.console import Console
 
 from cluster.flags.checks import STDOUT
 from router.admission.queued_request import QueuedRequest
-from router.fleet.worker import Worker
+from router.fleet.worker import Shape, Worker
 from router.routing.policies import NARROWING, policy_named
 from router.routing.reservations import Reservations
-from router.routing.selector import Selector, Shape, Workers
+from router.routing.selector import Selector, Workers
 from tests.trials.bench.decisions.options import DecisionOptions
 from tests.trials.bench.index.content import DEEP_BLOCKS, SHALLOW_BLOCKS, Content
 from tests.trials.bench.index.subjects import subject_named

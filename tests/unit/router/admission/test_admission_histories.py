@@ -112,7 +112,7 @@ class History:
         admission = self.admission
         displaced = {str(verdict.request_id) for verdict in admission._displaced}
         assert set(admission._queued) == set(admission._queue) == self.held - displaced
-        assert set(admission.capacity._slots._held) == self.sent | self.answering
+        assert set(admission.capacity._slots) == self.sent | self.answering
         assert set(admission.capacity._sent) == self.sent
         assert admission._computed_by == Counter(held.computed_by for held in admission._queued.values())
         reservations: Reservations = self.fleet.reservations
@@ -150,8 +150,8 @@ def test_nothing_of_a_request_outlives_it(seed: int, policy: str) -> None:
         admission._queue._classes,
         admission.capacity._sent,
         admission.capacity._sent_to,
-        admission.capacity._slots._held,
-        admission.capacity._slots._counts,
+        admission.capacity._slots,
+        admission.capacity._taken,
         reservations._placed,
         reservations._reserved,
         reservations._coming,

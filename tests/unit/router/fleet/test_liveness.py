@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from router.fleet.liveness import NEXT, Change, Liveness, LivenessCause, LivenessTracker, Signal, WakingClock
+from router.fleet.liveness import NEXT, Change, LivenessCause, LivenessTracker, Signal, WakingClock
+from router.fleet.worker import Liveness
 from twostroke.base.errors import ConfigError
 from twostroke.config import PatienceConfig
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import grpc.aio
 import pytest
 
-from router.fleet.named_models import NamedModel
+from router.adapters.named_adapter import NamedAdapter
 from tests.unit.router.conftest import FACTS, Frontend, open_frontend
 from twostroke.base.errors import ContextLengthExceeded, InvalidRequest, NotFound, PeerLost, PinRefused, ServeError
 from twostroke.config import EndpointsConfig
@@ -90,7 +90,7 @@ async def test_a_pin_has_the_hashes_that_requests_of_its_tenant_have() -> None:
 async def test_a_pin_of_an_adapter_has_the_hashes_that_its_requests_have_and_says_who_computes_it() -> None:
     async with router() as (frontend, supervisor):
         ref = WeightsRef(b"a" * 16, "/loras/legal")
-        frontend.dispatcher.named_models = {"legal": NamedModel("legal", ref, 4, 100, 0.0)}
+        frontend.dispatcher.named_models = {"legal": NamedAdapter("legal", ref, 4, 100, 0.0)}
         await call(frontend, "Add", pins_pb2.AddPinRequest(text=TEXT, owner="ops", model="legal"))
         pin = pin_from_message(supervisor.puts[-1].pin)
         assert pin.weights == ref

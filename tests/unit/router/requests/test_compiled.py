@@ -13,7 +13,7 @@ import pytest
 
 from router.metrics import RouterMetrics
 from router.preparation.preparer import ProcessPreparer
-from router.requests.compiled_grammars import CompiledGrammars
+from router.requests.compiled_grammars import CompiledGrammars, _size_bytes
 from router.requests.work import PreparationOutcome
 from router.text.structured.output import StructuredOutput
 from router.text.tokenizer import ByteText
@@ -111,7 +111,7 @@ async def test_a_tenant_with_a_long_queue_does_not_hold_up_another_that_wants_th
     queued_preparer.may_end.set()
     assert (await queued).grammar == compiled.grammar
     assert await grammars.of(INTEGER, "third") is compiled
-    assert grammars._known_bytes == sum(each.size_bytes for each in grammars._known.values())
+    assert grammars._known_bytes == sum(map(_size_bytes, grammars._known.values()))
 
 
 async def test_where_the_first_of_them_leaves_another_compiles():

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from router.fleet.named_models import NamedModel, adapter_salt
+from router.adapters.named_adapter import NamedAdapter, adapter_salt
 from router.text.prompts import PublicPrefixes
 from tests.unit.router.conftest import Frontend
 from twostroke.kv_cache.block import block_hashes_of, exact_salt, owner_salt
@@ -82,7 +82,7 @@ def apart(frontend: Frontend) -> Frontend:
     """Serves two adapters, and pages that were converted: those who insist on exact ones share none."""
     frontend.limit(kv_form=KvForm("int8", "bfloat16"))
     frontend.dispatcher.named_models = {
-        name: NamedModel(name, WeightsRef(name.encode() * 8), 8, 1000, 0.0) for name in MODELS[1:]
+        name: NamedAdapter(name, WeightsRef(name.encode() * 8), 8, 1000, 0.0) for name in MODELS[1:]
     }
     return frontend
 

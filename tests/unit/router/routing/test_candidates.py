@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from router.fleet.worker import Worker
+from router.fleet.worker import Shape, Worker
 from router.routing.candidates import BY_QUEUE, BY_STREAMS, COMPARED_HOLDERS, LEAST_LOADED, WHOLE, Candidates, Need
 from router.routing.policies import policy_named
 from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations, ReservedShare
-from router.routing.selector import Selector, Shape, Workers
+from router.routing.selector import Selector, Workers
 from tests.unit.router.queued import queued_request
 from twostroke.base.ids import Epoch, RequestId, WorkerId
 from twostroke.config import Role

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from router.fleet.worker import Worker
+from router.fleet.worker import Shape, Worker
 from router.routing.policies import policy_named
 from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations
-from router.routing.selector import Selector, Shape, Workers
+from router.routing.selector import Selector, Workers
 from tests.unit.router.queued import queued_request
 from twostroke.base.ids import BlockHash, Epoch, RouterId, WorkerId
 from twostroke.config import Role

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from router.admission.queued_request import QueuedRequest
-from router.fleet.worker import Worker
+from router.fleet.worker import Shape, Worker
 from router.routing.policies import policy_named
 from router.routing.policy import Policy
 from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations
-from router.routing.selector import Selector, Shape, Workers
+from router.routing.selector import Selector, Workers
 from tests.unit.router.queued import queued_request
 from twostroke.base.ids import BlockHash, Epoch, RequestId, WorkerId
 from twostroke.config import Role
@@ -228,6 +228,8 @@ def test_a_bias_of_the_forecast_is_learned_and_does_not_add_up() -> None:
     forecast = desk.selector.select(desk.ask(), desk.workers(), 0.0).forecast
     assert abs(forecast.residual_s - 0.25) < 1e-9
     assert forecast.first_token_s == forecast.foreseen_s + forecast.residual_s
+    seen = desk.selector.snapshot(desk.ask(), desk.workers(), 0.0).residual_s
+    assert seen == (pytest.approx(0.25), 0.0), "nothing was learned of prompts that decode workers compute"
 
 
 def test_wires_of_workers_that_are_gone_are_forgotten() -> None:
@@ -266,7 +268,7 @@ def test_a_worker_that_has_to_load_the_adapter_costs_the_time_that_takes() -> No
     desk.report(D[0], running=40, weights_load_s=0.5, weights=[b"b" * 16])
     desk.report(D[1], running=40, weights_load_s=0.5, weights=[adapter.digest])
     desk.report(P[0], weights_load_s=0.25)
-    with_adapter = desk.ask(shares=False, weights=adapter, needs_setup=True)
+    with_adapter = desk.ask(shares=False, weights=adapter)
     for asked, extra_s in ((desk.ask(shares=False), 0.0), (with_adapter, 0.5)):
         seen = desk.selector.snapshot(asked, desk.workers(), 0.0)
         by_worker = {view.worker: view.queue_s for view in (*seen.decode, *seen.prefill)}
@@ -280,7 +282,7 @@ def test_a_worker_that_has_to_load_the_adapter_costs_the_time_that_takes() -> No
 def test_a_worker_compiles_a_grammar_once_until_it_starts_anew() -> None:
     desk = Desk("least-requests")
     sampling = SamplingParams(seed=0, max_tokens=500, grammar=Grammar("start: /a/"))
-    wants = desk.ask(sampling=sampling, needs_setup=True, compile_s=0.3, mask_s=0.001)
+    wants = desk.ask(sampling=sampling, compile_s=0.3, mask_s=0.001)
 
     def compile_s() -> dict[WorkerId, float]:
         seen = desk.selector.snapshot(wants, desk.workers(), 0.0)

@@ -379,7 +379,8 @@ def ask():
     ) -> Ask:
         prompt = tuple(range(100)) if prompt is None else tuple(prompt)
         sampling = SamplingParams(seed=1, max_tokens=tokens)
-        wanted = {name: owner.pop(name) for name in [*owner] if name in GenerateRequest.__slots__}
+        own = set(GenerateRequest.__slots__) - set(ParentRequest.__slots__)
+        wanted = {name: owner.pop(name) for name in [*owner] if name in own}
         request = GenerateRequest(prompt=prompt, sampling=sampling, deadline_s=deadline_s, **wanted)
         routing = {name: owner.pop(name) for name in [*owner] if name in RoutingParams.__slots__}
         return Ask(

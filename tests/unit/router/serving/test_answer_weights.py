@@ -44,7 +44,7 @@ async def test_an_answer_longer_than_the_reload_ends_with_an_error_and_no_token_
     await soon(lambda: has_joined(core, new))
     route_to(core, NEW)
     await fleet.remove(old.worker_id)
-    with pytest.raises(WeightsChanged, match="begun with weights, or an adapter, that were replaced before its end"):
+    with pytest.raises(WeightsChanged, match="begun with weights of its model that were replaced before its end"):
         await answer.task
     assert len(answer.tokens[0]) == 5
     assert not new.opens

@@ -72,7 +72,7 @@ async def test_an_answer_of_another_adapter_is_no_answer_to_this_request() -> No
     of_adapter = Link([snapshot(weights=ADAPTER)])
     wanted = replace(REQUEST, request=replace(WANTED, weights=ADAPTER))
     for link, request in ((of_adapter, REQUEST), (Link([snapshot()]), wanted)):
-        with pytest.raises(WeightsChanged, match="begun with weights, or an adapter, that were replaced"):
+        with pytest.raises(WeightsChanged, match="begun with weights of its model that were replaced"):
             await recover([link], request)
     assert (await recover([of_adapter], wanted))[0].attempt == 1
 

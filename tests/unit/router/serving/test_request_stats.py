@@ -22,7 +22,7 @@ def account() -> RequestStats:
     lifetime.mark(Instant.RECEIVED)
     wanted = GenerateRequest(prompt=tuple(range(100)), sampling=SamplingParams(seed=1, max_tokens=9))
     request = ParentRequest(request_id="r", request=wanted, routing=RoutingParams(tenant="alice", priority=1))
-    stats = RequestStats(RequestId("r#0"), request, NAMES, block_size=16, policy="kv")
+    stats = RequestStats(request_id=RequestId("r#0"), parent=request, block_hashes=NAMES, block_size=16, policy="kv")
     stats.lifetime = lifetime
     return stats
 

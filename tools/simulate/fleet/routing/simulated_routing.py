@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from router.admission.admission import Admission
 from router.admission.admission_queue import PAUSE_S
 from router.admission.queued_request import Placement, QueuedRequest, Reason, Refused, Rules, Stranded, Verdict
-from router.fleet.liveness import Liveness
-from router.fleet.worker import Worker, WorkerStatus
+from router.fleet.worker import Liveness, Shape, Worker, WorkerStatus
 from router.routing.policies import NARROWING, RECONSIDERING
 from router.routing.policy import Policy
 from router.routing.prefix_index import Applied, PrefixIndex
 from router.routing.reservations import ReservationChanges, Reservations, ReservationWatch
-from router.routing.selector import Selector, Shape, Workers
+from router.routing.selector import Selector, Workers
 from tools.simulate.fleet.results import EventUse
 from tools.simulate.fleet.shape import FleetShape
 from twostroke.base.ids import Epoch, RequestId, RouterId, WorkerId
