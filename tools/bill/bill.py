@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tools.bill.branches import PARTS
-from tools.bill.forms import FormBill, form_bills
-from tools.bill.measure import MachineCosts, known_bandwidth, measured
-from tools.bill.mixed import MixedBill, mixed_bills
+from tools.bill.forms import FormBill, MixedBill, form_bills, mixed_bills
+from tools.bill.measure import MachineCosts, break_even_pages, known_bandwidth, measured
 from tools.bill.model import BilledModel, billed_model
 from tools.bill.options import BillFlags
 from tools.bill.parts import BilledPart
 from tools.bill.requests.log import LogBill, read_log
-from tools.bill.tiers import break_even_pages
 from twostroke.base.errors import ConfigError
 from twostroke.kv_cache.memory import available_memory_bytes
 from twostroke.kv_cache.pool_size import refuse_more_than_free

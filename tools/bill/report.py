@@ -14,8 +14,8 @@ from rich.markup import escape
 from tools.bill.bill import Bill, concurrent, fitting
 from tools.bill.forms import FormBill
 from tools.bill.layer_groups import LayerGroup
+from tools.bill.measure import ComputeCost, break_even_pages
 from tools.bill.parts import size
-from tools.bill.tiers import ComputeCost, break_even_pages
 from tools.figures.charts import Figure, Head, Line, Section, Words, bar_figure, colours_of, line_figure, render
 from tools.tables import Cell, Grid, Row, table_of, text_grid, text_row
 from twostroke.config import Role
