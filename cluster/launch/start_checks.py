@@ -91,8 +91,7 @@ def _check_readable(flag: str, file: str) -> None:
 
 
 def _check_room(config: ClusterConfig) -> None:
-    """Checks that all workers fit on this machine. A local Ray gets no further node, so the other workers would wait
-    for ever."""
+    """Checks that all workers fit on this machine: a local Ray gets no further node to wait for."""
     gpus = len(list(NVIDIA_GPUS.glob("*"))) if NVIDIA_DRIVER.exists() else 0
     resources = {"CPU": float(cpus(config)), "GPU": float(gpus), "memory": float(available_memory_bytes())}
     here = [Node("", LOOPBACK, {}, resources)]

@@ -81,10 +81,7 @@ class FleetSpec:
         return like.replace(worker_id=worker_id, role=role, runtime=like.runtime.replace(threads=threads))
 
     def is_as(self, other: FleetSpec) -> bool:
-        """Whether both come from the same configuration.
-
-        The token and the port are drawn at launch and do not count.
-        """
+        """Whether both come from the same configuration, apart from token and port, which are drawn at launch."""
         return self._undrawn() == other._undrawn()
 
     def _undrawn(self) -> FleetSpec:
@@ -195,6 +192,5 @@ def router_configs(config: ClusterConfig, *, token: str, fleet_address: str, mod
 
 
 def _groups_of(config: ClusterConfig, kind: type[WorkerConfig | RouterConfig], **own: Settings) -> dict[str, Any]:
-    """Returns the groups of settings that a process has under the names of the cluster's, and its `own` in their
-    place."""
+    """Returns a process's groups of settings: the cluster's of the same names, and its `own` in their place."""
     return {name: value for name, value in config if name in kind.model_fields} | own

@@ -79,9 +79,7 @@ class Endpoints:
         return tuple(endpoint.name for endpoint in self.all)
 
     def prompt_seed(self, endpoint: Endpoint, number: int) -> int:
-        """Returns a seed below a million. It is equal for all endpoints, and different for every `number`
-        of a session.
-        """
+        """Returns a seed that all endpoints have in common, and that no other `number` of a session has."""
         return (self.seed * 1_000_000 + number) * 16 + endpoint.twin
 
 

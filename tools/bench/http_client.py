@@ -201,9 +201,7 @@ def error_message(body: bytes) -> str:
 
 
 def _has_text(choice: dict[str, Any], is_last: bool) -> bool:
-    """Returns whether an event has tokens. Empty text is a token in the middle of a character, unless the event only
-    opens or ends the answer.
-    """
+    """Returns whether an event has tokens. Empty text is one, unless the event only opens or ends the answer."""
     delta = choice.get("delta")
     if isinstance(delta, dict):
         if delta.get("content") or delta.get("reasoning_content"):

@@ -45,8 +45,7 @@ class RoutingSetup:
     policy: str
     new_policy: Callable[[], Policy]
     holds: bool = False
-    """Requests wait in the router for their turn; otherwise they go at once and wait at their workers, as in systems
-    that know no admission."""
+    """Requests wait in the router for their turn; otherwise they go at once and wait at their workers."""
 
     def __call__(self, shape: FleetShape, router: int, events: EventUse) -> SimulatedRouting:
         return SimulatedRouting(self, shape, router, events)
@@ -96,9 +95,7 @@ class SimulatedRouting:
         self._serving = None
 
     def heard(self, worker: WorkerId, epoch: Epoch, batch: EventBatch, load: Load, now_s: float) -> bool:
-        """Takes one event batch. Returns False where it does not follow the one before: ask for it again from
-        `next_sequence`.
-        """
+        """Takes an event batch. Returns False where it does not follow on: `next_sequence` says what to ask for."""
         known = self._known.get(worker)
         if known is None or known.epoch != epoch:
             return True
