@@ -13,9 +13,8 @@ from tools.simulate.fleet.worker.steps import TOKEN
 from twostroke.config import Role
 from twostroke.scheduler.constraints.drafting import draft_lengths
 from twostroke.scheduler.cost import StepCost, StepTerms, StreamStep
-from twostroke.speculation.acceptance import Acceptance
 from twostroke.speculation.draft import Draft, Proposal
-from twostroke.speculation.speculation import Speculation
+from twostroke.speculation.speculation import Acceptance, Speculation
 
 WRONG = 1
 """A drafted token that is not sampled."""
@@ -56,7 +55,7 @@ def cost_per_token(shape: FleetShape) -> StepCost:
     if shape.drafts is None:
         return shape.cost
     each = lone_stream_step(shape.drafts, shape.cost)
-    return shape.cost.with_drafts(each).per_token(each.tokens)
+    return shape.cost.with_streams(each).per_token(each.tokens)
 
 
 def lone_stream_step(shape: DraftShape, cost: StepCost) -> StreamStep:
