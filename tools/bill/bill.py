@@ -129,7 +129,7 @@ def as_json(bill: Bill) -> dict[str, Any]:
         "working_bytes": bill.model.plan.working_bytes,
         **{part.name: part.json for part in bill.parts},
         "forms": forms,
-        "requests": [_request_json(bill, tokens) for tokens in bill.lengths],
+        "requests": [dataclasses.asdict(bill.chosen.size.request(tokens)) for tokens in bill.lengths],
         "bytes_per_s": bill.bytes_per_s,
         "tiers": _tiers_json(bill),
         "mixed": [dataclasses.asdict(mixed) for mixed in bill.mixed],
@@ -155,10 +155,6 @@ def _form_json(bill: Bill, form: FormBill) -> dict[str, Any]:
 
 def concurrent(bill: Bill, form: FormBill, tokens: int) -> int:
     return form.size.concurrent(tokens, bill.flags.requests.shared)
-
-
-def _request_json(bill: Bill, tokens: int) -> dict[str, Any]:
-    return dataclasses.asdict(bill.chosen.size.request(tokens))
 
 
 def _tiers_json(bill: Bill) -> dict[str, Any] | None:
