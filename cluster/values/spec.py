@@ -155,18 +155,15 @@ def router_ports(config: ClusterConfig) -> list[RouterPorts]:
     endpoints, of_routers = config.endpoints, []
     # On other machines the Fleet service may have the same port.
     taken = {config.fleet_port: "--fleet-port"} if config.address is None else {}
+    suffix = f" for some of the {config.routers} routers" if config.routers > 1 else ""
     for index in range(config.routers):
         first = (config.listen.http_port, config.listen.grpc_port, endpoints.admin_port)
         http, grpc, admin = (port + index if port else 0 for port in first)
         metrics = endpoints.metrics_port + index if endpoints.metrics_port else endpoints.metrics_port
         ports = RouterPorts(http, grpc, admin, metrics)
-        check_distinct(ports.by_flag(), taken, _of_routers(config))
+        check_distinct(ports.by_flag(), taken, suffix)
         of_routers.append(ports)
     return of_routers
-
-
-def _of_routers(config: ClusterConfig) -> str:
-    return f" for some of the {config.routers} routers" if config.routers > 1 else ""
 
 
 def router_configs(config: ClusterConfig, *, token: str, fleet_address: str, model_dir: str) -> list[RouterConfig]:

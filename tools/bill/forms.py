@@ -78,7 +78,8 @@ def form_bills(model: BilledModel) -> dict[str, FormBill]:
     bills = {}
     for form in dict.fromkeys((*FORMS, flags.form)):
         try:
-            bills[form] = _bill_of(form, plan if form == flags.form else _planned_in(form, model), flags)
+            own = plan if form == flags.form else model.planned(model.config(kv_format=form, kv_exact_layers=0))
+            bills[form] = _bill_of(form, own, flags)
         except ConfigError as error:
             if form == flags.form:
                 raise
@@ -88,10 +89,6 @@ def form_bills(model: BilledModel) -> dict[str, FormBill]:
             size = PoolSize(0, layout.block_bytes, flags.memory.block_size)
             bills[form] = FormBill(form, size, layout, (0,), 0, plan.weights.step)
     return bills
-
-
-def _planned_in(form: str, model: BilledModel) -> MemoryPlan:
-    return model.planned(model.config(kv_format=form, kv_exact_layers=0))
 
 
 def _bill_of(form: str, plan: MemoryPlan, flags: BillFlags) -> FormBill:
@@ -134,17 +131,13 @@ def mixed_bills(model: BilledModel, forms: dict[str, FormBill]) -> tuple[MixedBi
         return ()
     asked = model.flags.form
     there = [form for form in dict.fromkeys((asked, *KV_FORMATS)) if form in forms]
-    configs = {form: _prefill_config(model, form) for form in there}
+    said = {form: {} if form == asked else {"decode_kv_format": form} for form in there}
+    configs = {form: model.config(Role.PREFILL, **cache) for form, cache in said.items()}
     return tuple(
         _mixed(model, forms[form], config)
         for form, config in configs.items()
         if config.kv_format != config.peer_kv_format
     )
-
-
-def _prefill_config(model: BilledModel, form: str) -> WorkerConfig:
-    """Returns the config of a prefill worker, where decode workers' pages have a form."""
-    return model.config(Role.PREFILL, **({} if form == model.flags.form else {"decode_kv_format": form}))
 
 
 def _mixed(model: BilledModel, sent: FormBill, config: WorkerConfig) -> MixedBill:

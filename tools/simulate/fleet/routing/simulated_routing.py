@@ -128,7 +128,10 @@ class SimulatedRouting:
     def place(self, request: QueuedRequest, without: frozenset[WorkerId], now_s: float) -> None:
         """Places a request on a decode worker that is not in `without`; `due` has the answer, now or later."""
         workers, request_id = self._workers(), request.request_id
-        may_take = Workers(self._shape, _others(workers.decode, without), workers.prefill) if without else workers
+        may_take = workers
+        if without:
+            others = [worker for worker in workers.decode if worker.worker_id not in without]
+            may_take = Workers(self._shape, others, workers.prefill)
         if not workers.decode:
             self._waiting[request_id] = _Unplaced(request, without)
         elif not may_take.decode:
@@ -229,7 +232,3 @@ class SimulatedRouting:
                 self._due.append(verdict)
             case Stranded():
                 self._waiting[request_id] = self._asks[request_id]
-
-
-def _others(workers: Sequence[Worker], without: frozenset[WorkerId]) -> list[Worker]:
-    return [worker for worker in workers if worker.worker_id not in without]
