@@ -36,9 +36,7 @@ class HttpClient(Client):
         if target.api_key:
             headers["Authorization"] = f"Bearer {target.api_key}"
         session = aiohttp.ClientSession(
-            connector=connector(target.tls),
-            timeout=aiohttp.ClientTimeout(total=None),
-            headers=headers,
+            connector=connector(target.tls), timeout=aiohttp.ClientTimeout(total=None), headers=headers
         )
         try:
             model = target.model or await _first_model(session, target)

@@ -38,11 +38,7 @@ STUCK_S = 3600.0
 
 
 def simulate(
-    trace: Trace,
-    shape: FleetShape,
-    setup: RoutingSetup,
-    scaler: Scaler | None = None,
-    parts: Parts | None = None,
+    trace: Trace, shape: FleetShape, setup: RoutingSetup, scaler: Scaler | None = None, parts: Parts | None = None
 ) -> SimulatedRun:
     """Simulates a trace. `trace` must be in order (see tools.simulate.traces.trace.replayed), with blocks of the
     fleet's size. `scaler` says how many of the shape's workers there are; without one, all.

@@ -100,7 +100,7 @@ def _tried_grid(sizing: Sizing) -> Grid:
                 seconds(each.ttft_p90_s),
                 seconds(each.itl_p99_s),
                 f"{each.utilisation:.3f}",
-            ),
+            )
         )
         for each in sizing.tried
     ]
@@ -115,7 +115,7 @@ def _points_grid(points: Sequence[LoadPoint]) -> Grid:
                 f"{point.requests_per_s:.2f} (x{point.rate_scale:g})",
                 *(f"{point.goodput[split]:.2f}" for split in splits),
                 str(point.best[0]),
-            ),
+            )
         )
         for point in points
     ]

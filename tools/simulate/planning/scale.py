@@ -177,7 +177,7 @@ def _grid(outcomes: Sequence[FleetOutcome]) -> Grid:
                 f"{each.worker_s:,.0f}",
                 str(each.changes),
                 str(each.not_answered),
-            ),
+            )
         )
         for each in outcomes
     )
