@@ -37,7 +37,7 @@ class Grid:
     rows: tuple[Row, ...]
 
 
-def text_row(cells: Iterable[str], colour: int | None = None) -> Row:
+def text_row(*cells: str, colour: int | None = None) -> Row:
     return Row(colour, tuple(map(Cell, cells)))
 
 
