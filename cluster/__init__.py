@@ -10,5 +10,6 @@ scaling/         how many workers of each role there should be
 values/          what these exchange: specification, desired state, counts, nodes
 terminal/        what a command tells people while it works
 ray/             everything that asks Ray: joining it, placing actors, its key-value store
+branches         models that workers load besides the served one
 clients/         how commands reach a running server, a router's admin port or the supervisor
 """

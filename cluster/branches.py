@@ -17,10 +17,7 @@ class FurtherModel(Protocol):
         """Returns the config with the absolute path of the model's files, where it names them by a path."""
 
     def fetch_and_check(self, config: ClusterConfig, model_dir: Path, fetch: Callable[[str, str], Path]) -> None:
-        """Fetches it where this machine lacks it, and checks it beside the served model, which is in a directory.
-
-        Raises ConfigError.
-        """
+        """Fetches it if need be, and checks it beside the served model, which is in a directory. Raises ConfigError."""
 
     def check_memory(self, config: ClusterConfig, free_bytes: int) -> None:
         """Raises ConfigError where what the workers hold for it is more than this machine has free."""

@@ -47,10 +47,7 @@ class Program:
         return status_of(run, self.name)
 
     def parser(self, arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
-        """Builds the parser.
-
-        Only the named command's module is imported, so that `status` loads no numpy and no Ray.
-        """
+        """Builds the parser. Only the module of the named command is imported: `status` loads no Ray."""
         parser = Parser(prog=self.name, description=self.description)
         parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
         commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -8,14 +8,7 @@ from pathlib import Path
 from twostroke.config import ClusterConfig, WorkerConfig
 from twostroke.kv_cache.pool_size import refuse_more_than_free
 from twostroke.models.checks.preflight import check_model
-from twostroke.models.drafts.check import (
-    CACHE_FLAG,
-    check_draft,
-    check_draft_size,
-    draft_dir,
-    naming_draft,
-    plan_draft,
-)
+from twostroke.models.drafts.check import CACHE_FLAG, check_draft, check_draft_size, draft_dir, naming_draft, plan_draft
 
 
 class ClusterDraftModel:

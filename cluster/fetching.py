@@ -14,10 +14,7 @@ LINE_PERCENT = 25
 
 
 def fetch_with_progress(model: str, dtype: str, console: Console | None = None) -> Path:
-    """Fetches a model.
-
-    The progress is bars on a terminal and plain lines elsewhere, where bars would only show at the end.
-    """
+    """Fetches a model, with bars on a terminal and plain lines elsewhere, where bars would only show at the end."""
     console = console or Console(stderr=True, highlight=False, soft_wrap=True)
     return _fetch_with_bars(model, dtype, console) if console.is_terminal else _fetch_with_lines(model, dtype, console)
 

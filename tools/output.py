@@ -34,9 +34,7 @@ class ReportFiles(JsonFile):
 
 
 def page_can_be_made(path: str | None) -> None:
-    """Checks before a measurement that the page can be written. Raises ConfigError, or ModuleNotFoundError without
-    matplotlib.
-    """
+    """Checks that the page can be written. Raises ConfigError, or ModuleNotFoundError without matplotlib."""
     file_can_be_made("--html", path)
     if path is not None:
         import matplotlib.figure  # noqa: F401

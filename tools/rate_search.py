@@ -54,9 +54,7 @@ class Bracket:
 
 
 def bracket_of(tried: Sequence[Tried]) -> Bracket:
-    """Returns the lowest failing rate, and the highest passing one below it: a lucky pass above a failure does not
-    count.
-    """
+    """Returns the lowest failing rate, and the highest passing one below it: a lucky pass above does not count."""
     failing = min((each.rate for each in tried if not each.passed), default=None)
     passing = max(
         (each.rate for each in tried if each.passed and (failing is None or each.rate < failing)), default=None

@@ -37,7 +37,7 @@ class Grid:
     rows: tuple[Row, ...]
 
 
-def text_row(cells: Iterable[str], colour: int | None = None) -> Row:
+def text_row(*cells: str, colour: int | None = None) -> Row:
     return Row(colour, tuple(map(Cell, cells)))
 
 
@@ -54,9 +54,7 @@ def console_for(json_path: str | None, columns: int = COLUMNS) -> Console:
 
 
 def table_of(grid: Grid, title: str | None = None) -> Table:
-    """Returns a table. The first column names the row, and the others are numbers. Only pages show the detail of a
-    heading.
-    """
+    """Returns a table: names of rows, then numbers. Only pages show the detail of a heading."""
     table = Table(title=title and escape(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
     for at, heading in enumerate(grid.headings):
         table.add_column(heading.text, justify="right" if at else "left", no_wrap=True)

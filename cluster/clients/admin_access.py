@@ -128,10 +128,7 @@ def describe(error: grpc.RpcError) -> str:
 def first_answer(
     access: AdminAccess, stub: Callable[[grpc.Channel], Any], method: str, request: Message, timeout_s: float
 ) -> Any:
-    """Returns the response of the first router that answers.
-
-    Raises the ServeError that the router raised, or PeerLost where none answers.
-    """
+    """Returns the first router's response. Raises the ServeError that it raised, or PeerLost where none answers."""
     failures: list[PeerLost] = []
     for address in access.addresses:
         with access.channel(address) as channel:

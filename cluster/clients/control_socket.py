@@ -68,10 +68,7 @@ async def _handle(handlers: Mapping[str, Handler], line: bytes) -> str:
 
 
 def send(folder: Path, command: str, **fields: object) -> Any:
-    """Returns the launcher's reply.
-
-    Raises the ServeError that the command raised, or PeerLost if the launcher cannot be reached.
-    """
+    """Returns the launcher's reply. Raises the command's ServeError, or PeerLost if the launcher is out of reach."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(folder / SOCKET))

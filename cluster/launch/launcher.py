@@ -88,10 +88,7 @@ def _launch(config: ClusterConfig, options: LaunchOptions) -> int:
 
 
 class Interrupts:
-    """Handles Ctrl-C and SIGTERM during the start.
-
-    `came` remembers them, because Ray's start swallows the exception.
-    """
+    """Handles Ctrl-C and SIGTERM during the start; `came` remembers them, as Ray swallows the exception."""
 
     def __init__(self) -> None:
         self.came = False
@@ -110,10 +107,7 @@ class Interrupts:
 
 
 def _tell_unless_interrupt(happened: sys.UnraisableHookArgs) -> None:
-    """Prints nothing about an interrupt that Python itself swallows, for example while it forks.
-
-    `came` remembers it.
-    """
+    """Prints nothing about an interrupt that Python itself swallows, for example while it forks."""
     if not issubclass(happened.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(happened)
 
@@ -264,10 +258,7 @@ class _Launch:
 
 
 def _with_absolute_model(config: ClusterConfig) -> ClusterConfig:
-    """Makes the folders or files of models absolute, because workers have another working directory.
-
-    The model's public name stays the same.
-    """
+    """Makes the paths of models absolute, because workers have another directory; public names stay the same."""
     model = config.model
     for further in FURTHER_MODELS:
         config = further.with_absolute_path(config)

@@ -11,12 +11,11 @@ from cluster.branches import FURTHER_MODELS
 from cluster.flags.checks import file_can_be_made
 from cluster.flags.tls import check as check_tls
 from cluster.flags.token import read as read_token
-from cluster.values.placement import Node, first_unplaceable, gpus_of, with_gpus
+from cluster.values.placement import Node, first_unplaceable, gpus_of, processes_of, with_gpus
 from cluster.values.spec import LOOPBACK, router_ports
 from router.auth.key_authenticator import read_keys
 from twostroke.base.errors import ConfigError
 from twostroke.config import ClusterConfig, Role
-from twostroke.config.worker import ranks_of
 from twostroke.engine.cores.cores import check_threads
 from twostroke.kv_cache.memory import available_memory_bytes
 from twostroke.kv_cache.pool_size import refuse_more_than_free
@@ -64,7 +63,7 @@ def check_machine(config: ClusterConfig) -> None:
         own = config.role(role).threads
         if not model.is_paced:
             said = "--threads" if own is None else f"{role.value}.threads"
-            check_threads(own or config.runtime.threads, said, ranks_of(model, role))
+            check_threads(own or config.runtime.threads, said, processes_of(model, role))
     _check_room(config)
 
 
@@ -91,8 +90,7 @@ def _check_readable(flag: str, file: str) -> None:
 
 
 def _check_room(config: ClusterConfig) -> None:
-    """Checks that all workers fit on this machine. A local Ray gets no further node, so the other workers would wait
-    for ever."""
+    """Checks that all workers fit on this machine: a local Ray gets no further node to wait for."""
     gpus = len(list(NVIDIA_GPUS.glob("*"))) if NVIDIA_DRIVER.exists() else 0
     resources = {"CPU": float(cpus(config)), "GPU": float(gpus), "memory": float(available_memory_bytes())}
     here = [Node("", LOOPBACK, {}, resources)]

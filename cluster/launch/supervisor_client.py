@@ -35,10 +35,7 @@ AWAY = "Ray's node of this host is away; try again when it is back"
 
 class SupervisorClient:
     def __init__(self, supervisor: Any, announcer: Announcer, address: str | None = None) -> None:
-        """`address`: a Ray cluster that was joined.
-
-        It is joined again when its node on this host ends; routers go on.
-        """
+        """`address`: a Ray cluster that was joined, and is joined again when its node on this host ends."""
         self._supervisor = supervisor
         self._announcer = announcer
         self._address = address

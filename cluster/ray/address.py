@@ -27,10 +27,7 @@ CURRENT = Path("/tmp/ray/ray_current_cluster")
 
 
 def reachable(address: str, wait_s: float = 0.0, announcer: Announcer | None = None) -> str:
-    """Returns HOST:PORT once a head answers.
-
-    Raises ConfigError where none has after `wait_s`, or where it refuses us.
-    """
+    """Returns HOST:PORT once a head answers. Raises ConfigError where none has after `wait_s` or one refuses us."""
     address = _here() if address == AUTO else address
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:

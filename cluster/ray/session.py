@@ -85,10 +85,7 @@ def join(address: str, wait_s: float = 0.0) -> None:
 
 
 async def until_node_ends() -> None:
-    """Awaits the end of Ray's node on this host, which carries all calls.
-
-    A restarted node is another one: see `rejoin`.
-    """
+    """Awaits the end of Ray's node on this host, which carries all calls. A restarted one needs `rejoin`."""
     reader, writer = await asyncio.open_unix_connection(ray._private.worker.global_worker.node.raylet_socket_name)
     try:
         with contextlib.suppress(ConnectionError):

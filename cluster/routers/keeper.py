@@ -161,8 +161,7 @@ def _on_ports_of(addresses: Addresses, config: RouterConfig) -> RouterConfig:
     """Returns the config with fixed ports for later processes."""
     has_own_metrics = config.endpoints.own_metrics_port is not None
     endpoints = config.endpoints.replace(
-        admin_port=_port(addresses.admin),
-        metrics_port=_port(addresses.metrics) if has_own_metrics else None,
+        admin_port=_port(addresses.admin), metrics_port=_port(addresses.metrics) if has_own_metrics else None
     )
     listen = config.listen.replace(grpc_port=_port(addresses.grpc))
     return config.replace(listen=listen, endpoints=endpoints, is_restart=True)

@@ -201,10 +201,7 @@ class Planner:
         return self._prefill.most
 
     def _possible_share(self, load: ExpectedLoad, capacity: MeasuredCapacity) -> float:
-        """Returns the share of first tokens to aim for: the target, or half of what an empty fleet achieves.
-
-        0: none can be met.
-        """
+        """Returns the share of first tokens to aim for: the target, half of what an empty fleet achieves, or 0."""
         if self._targets.ttft_s is None:
             return 0.0
         alone_s = first_tokens_alone_s(load, capacity)
@@ -231,10 +228,7 @@ class Planner:
         return self._decode.most
 
     def _can_serve(self, capacity: MeasuredCapacity, streams: float, tokens: float) -> bool:
-        """Tells whether one decode worker meets the target with this load.
-
-        A target that not even a single stream meets is ignored.
-        """
+        """Tells whether one decode worker meets the target with this load, unless no single stream does."""
         itl_s, cost = self._targets.itl_s, capacity.cost
         is_fast = (
             itl_s is None or cost.of_streams(1, 0) > itl_s or cost.of_streams(math.ceil(streams), int(tokens)) <= itl_s

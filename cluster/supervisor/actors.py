@@ -116,10 +116,7 @@ class MountedWorker:
         return ActorLocation(os.getpid(), ray.get_runtime_context().get_node_id(), log_path or "", is_idle)
 
     async def run(self, incarnation: int, role: Role, checkpoint: Checkpoint) -> None:
-        """Serves these weights until shutdown.
-
-        A restarted supervisor calls it again and joins the epoch that is running, in any role.
-        """
+        """Serves these weights until shutdown. A restarted supervisor joins the epoch that is running, in any role."""
         if self._epoch_task is None or (
             self._config.flexible and self._epoch_task.done() and not self._epoch_task.exception()
         ):
@@ -166,10 +163,7 @@ class MountedWorker:
         await worker.run(incarnation)
 
     async def ready(self, incarnation: int) -> Serving:
-        """Waits until the epoch serves that `run` began or joined with this incarnation.
-
-        Ray keeps no order of the two calls.
-        """
+        """Waits until the epoch of this incarnation serves. It may be called before `run`: Ray keeps no order."""
         while self._heard < incarnation:
             await self._called.wait()
         info = await self._worker.ready()
@@ -234,10 +228,7 @@ def _as_serve_error(error: BaseException) -> ServeError:
 
 
 class PrefillActor(MountedWorker):
-    """The actor of a prefill worker.
-
-    Ray names processes after classes, so a flexible worker keeps its first role's name.
-    """
+    """The actor of a prefill worker; a flexible worker's process keeps this name in the other role."""
 
 
 class DecodeActor(MountedWorker):

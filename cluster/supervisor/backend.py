@@ -54,10 +54,7 @@ class WorkerHandle(Protocol):
         """Awaits the end of the epoch, which serves these weights. Raises WorkerDied if the process died."""
 
     async def ready(self, incarnation: int) -> Serving:
-        """Returns once the epoch with this incarnation serves.
-
-        Either call may arrive first.
-        """
+        """Returns once the epoch with this incarnation serves; either call may arrive first."""
 
     async def shutdown(self) -> None: ...
 

@@ -39,10 +39,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     """
 
     def __init__(
-        self,
-        drain: DrainWorker | None = None,
-        report: TakeReport | None = None,
-        assign_role: AssignRole | None = None,
+        self, drain: DrainWorker | None = None, report: TakeReport | None = None, assign_role: AssignRole | None = None
     ) -> None:
         self._drain = drain
         self._assign_role = assign_role

@@ -56,9 +56,14 @@ def nodes_from_ray(records: Sequence[Mapping[str, Any]]) -> list[Node]:
     ]
 
 
+def processes_of(model: ModelConfig, role: Role) -> int:
+    """Returns how many processes compute for a worker of a role: one for each of its ranks."""
+    return ranks_of(model, role)
+
+
 def gpus_of(model: ModelConfig, role: Role) -> int:
-    """Returns how many GPUs a worker of a role takes where there are GPUs: one for each of its ranks."""
-    return 0 if model.is_paced or model.device == "cpu" else ranks_of(model, role)
+    """Returns how many GPUs a worker of a role takes where there are GPUs: one for each process that computes."""
+    return 0 if model.is_paced or model.device == "cpu" else processes_of(model, role)
 
 
 def with_gpus(nodes: Sequence[Node], asked: RoleConfig, gpus: int) -> RoleConfig:

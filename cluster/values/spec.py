@@ -81,10 +81,7 @@ class FleetSpec:
         return like.replace(worker_id=worker_id, role=role, runtime=like.runtime.replace(threads=threads))
 
     def is_as(self, other: FleetSpec) -> bool:
-        """Whether both come from the same configuration.
-
-        The token and the port are drawn at launch and do not count.
-        """
+        """Whether both come from the same configuration, apart from token and port, which are drawn at launch."""
         return self._undrawn() == other._undrawn()
 
     def _undrawn(self) -> FleetSpec:
@@ -158,18 +155,15 @@ def router_ports(config: ClusterConfig) -> list[RouterPorts]:
     endpoints, of_routers = config.endpoints, []
     # On other machines the Fleet service may have the same port.
     taken = {config.fleet_port: "--fleet-port"} if config.address is None else {}
+    suffix = f" for some of the {config.routers} routers" if config.routers > 1 else ""
     for index in range(config.routers):
         first = (config.listen.http_port, config.listen.grpc_port, endpoints.admin_port)
         http, grpc, admin = (port + index if port else 0 for port in first)
         metrics = endpoints.metrics_port + index if endpoints.metrics_port else endpoints.metrics_port
         ports = RouterPorts(http, grpc, admin, metrics)
-        check_distinct(ports.by_flag(), taken, _of_routers(config))
+        check_distinct(ports.by_flag(), taken, suffix)
         of_routers.append(ports)
     return of_routers
-
-
-def _of_routers(config: ClusterConfig) -> str:
-    return f" for some of the {config.routers} routers" if config.routers > 1 else ""
 
 
 def router_configs(config: ClusterConfig, *, token: str, fleet_address: str, model_dir: str) -> list[RouterConfig]:
@@ -195,6 +189,5 @@ def router_configs(config: ClusterConfig, *, token: str, fleet_address: str, mod
 
 
 def _groups_of(config: ClusterConfig, kind: type[WorkerConfig | RouterConfig], **own: Settings) -> dict[str, Any]:
-    """Returns the groups of settings that a process has under the names of the cluster's, and its `own` in their
-    place."""
+    """Returns a process's groups of settings: the cluster's of the same names, and its `own` in their place."""
     return {name: value for name, value in config if name in kind.model_fields} | own

@@ -59,7 +59,7 @@ RUN_BY: dict[str, tuple[str, str]] = {
     ".venv/bin/twostroke chat --grpc 127.0.0.1:50051 'Why is the sky blue?'": (PASTED, "chat"),
     "twostroke simulate": (
         "tests/unit/tools/simulate/test_commands.py::test_policies_are_compared_at_every_pace_with_round_robin",
-        "simulated(",
+        "simulated_and_drawn(",
     ),
     "twostroke bill": (
         "tests/unit/tools/bill/test_bill.py::test_a_log_gives_tables_a_page_and_json",

@@ -29,6 +29,15 @@ class Client(abc.ABC):
     async def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class ReportedUsage:
+    """What a server says of an answer; None where it does not."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
 class AnswerRecorder:
     """Collects one answer. Created when the request is sent."""
 
@@ -38,20 +47,14 @@ class AnswerRecorder:
         self._event_times_s = array("d")
         self._event_tokens = 0
         self._ids_seen = False
-        self._completion_tokens: int | None = None
-        self._prompt_tokens: int | None = None
-        self._cached_tokens: int | None = None
+        self.usage = ReportedUsage()
+        """What the server said last."""
 
     def token_event(self, at_s: float, id_count: int | None) -> None:
         """Notes an event with tokens. `id_count` is given where the event has it."""
         self._event_times_s.append(at_s)
         self._event_tokens += 1 if id_count is None else id_count
         self._ids_seen = self._ids_seen or id_count is not None
-
-    def usage(self, prompt_tokens: int | None, completion_tokens: int | None, cached_tokens: int | None) -> None:
-        self._prompt_tokens = prompt_tokens
-        self._completion_tokens = completion_tokens
-        self._cached_tokens = cached_tokens
 
     def completed(self) -> Answer:
         """Returns the completed answer. One without any token is a failure: nothing about it could be measured."""
@@ -64,7 +67,7 @@ class AnswerRecorder:
 
     @property
     def _output_tokens(self) -> int:
-        return self._event_tokens if self._completion_tokens is None else self._completion_tokens
+        return self._event_tokens if self.usage.completion_tokens is None else self.usage.completion_tokens
 
     def _answer(self, failure: Failure | None) -> Answer:
         counted_by = "ids" if self._ids_seen else "events"
@@ -73,9 +76,9 @@ class AnswerRecorder:
             ended_at_s=self._clock(),
             event_times_s=self._event_times_s,
             output_tokens=self._output_tokens,
-            counted_by=counted_by if self._completion_tokens is None else "usage",
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached_tokens,
+            counted_by=counted_by if self.usage.completion_tokens is None else "usage",
+            prompt_tokens=self.usage.prompt_tokens,
+            cached_tokens=self.usage.cached_tokens,
             failure=failure,
         )
 

@@ -64,8 +64,6 @@ async def answer_probe(target: Target, seed: int, vocab_size: int | None) -> Non
 
 
 def allow_many_sockets() -> None:
-    """Raises the limit of open sockets. An open loop against a slow server may hold thousands; the usual
-    limit is 1024.
-    """
+    """Raises the limit of open sockets: an open loop against a slow server may hold thousands."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -42,10 +42,7 @@ class EndpointSettings(Settings):
     temperature: float = setting(0.0, least=0, unit="T", help="temperature of sampling")
     timeout_s: float = setting(600.0, above=0, help="time that one request may take")
     seed: int | None = setting(
-        None,
-        least=0,
-        default_text="drawn and reported, so that nothing is cached",
-        help="seed of prompts and arrivals",
+        None, least=0, default_text="drawn and reported, so that nothing is cached", help="seed of prompts and arrivals"
     )
     vocab_size: int = setting(DEFAULT_VOCAB_SIZE, least=16, help="token ids are drawn below this")
 
@@ -79,9 +76,7 @@ class Endpoints:
         return tuple(endpoint.name for endpoint in self.all)
 
     def prompt_seed(self, endpoint: Endpoint, number: int) -> int:
-        """Returns a seed below a million. It is equal for all endpoints, and different for every `number`
-        of a session.
-        """
+        """Returns a seed that all endpoints have in common, and that no other `number` of a session has."""
         return (self.seed * 1_000_000 + number) * 16 + endpoint.twin
 
 

@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 
 from cluster.flags.client_credentials import authorization
-from tools.bench.client import AnswerRecorder, Client, Clock, Send
+from tools.bench.client import AnswerRecorder, Client, Clock, ReportedUsage, Send
 from tools.bench.load import PlannedRequest, Speller
 from tools.bench.measure import Answer
 from tools.bench.options import DEFAULT_VOCAB_SIZE, Target
@@ -63,7 +63,7 @@ class GrpcClient(Client):
                     recorder.token_event(self._clock(), len(message.token_ids))
                 if message.HasField("usage"):
                     usage = message.usage
-                    recorder.usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+                    recorder.usage = ReportedUsage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
                 finished = finished or bool(message.finish_reason)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:

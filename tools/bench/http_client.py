@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from tools.bench.client import AnswerRecorder, Client, Clock, Send
+from tools.bench.client import AnswerRecorder, Client, Clock, ReportedUsage, Send
 from tools.bench.load import PlannedRequest, Speller
 from tools.bench.measure import Answer, Failure
 from tools.bench.options import Target
@@ -36,9 +36,7 @@ class HttpClient(Client):
         if target.api_key:
             headers["Authorization"] = f"Bearer {target.api_key}"
         session = aiohttp.ClientSession(
-            connector=connector(target.tls),
-            timeout=aiohttp.ClientTimeout(total=None),
-            headers=headers,
+            connector=connector(target.tls), timeout=aiohttp.ClientTimeout(total=None), headers=headers
         )
         try:
             model = target.model or await _first_model(session, target)
@@ -107,7 +105,7 @@ class HttpClient(Client):
                 if event.carries_tokens:
                     recorder.token_event(at_s, event.id_count)
                 if event.usage is not None:
-                    recorder.usage(event.usage.prompt_tokens, event.usage.completion_tokens, event.usage.cached_tokens)
+                    recorder.usage = event.usage
                 ended = ended or event.is_last
         if not ended:
             return recorder.failed("incomplete", "the stream ended without a finish reason")
@@ -119,7 +117,7 @@ def _read_whole(body: bytes, recorder: AnswerRecorder) -> Answer:
     if event.error is not None:
         return recorder.failed(f"answer {event.error.kind}", event.error.message)
     if event.usage is not None:
-        recorder.usage(event.usage.prompt_tokens, event.usage.completion_tokens, event.usage.cached_tokens)
+        recorder.usage = event.usage
     return recorder.completed()
 
 
@@ -141,13 +139,6 @@ async def _first_model(session: aiohttp.ClientSession, target: Target) -> str:
 
 
 DONE = b"[DONE]"
-
-
-@dataclass(frozen=True, slots=True)
-class ReportedUsage:
-    prompt_tokens: int | None
-    completion_tokens: int | None
-    cached_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +192,7 @@ def error_message(body: bytes) -> str:
 
 
 def _has_text(choice: dict[str, Any], is_last: bool) -> bool:
-    """Returns whether an event has tokens. Empty text is a token in the middle of a character, unless the event only
-    opens or ends the answer.
-    """
+    """Returns whether an event has tokens. Empty text is one, unless the event only opens or ends the answer."""
     delta = choice.get("delta")
     if isinstance(delta, dict):
         if delta.get("content") or delta.get("reasoning_content"):

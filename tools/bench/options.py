@@ -114,11 +114,7 @@ class Prompts(Settings):
 
     prompt_tokens: int = setting(256, least=1, help="length of prompts, with the shared prefix")
     prompt_spread: float = setting(
-        0.0,
-        least=0,
-        below=1,
-        unit="FRACTION",
-        help="draw lengths uniformly within this fraction of --prompt-tokens",
+        0.0, least=0, below=1, unit="FRACTION", help="draw lengths uniformly within this fraction of --prompt-tokens"
     )
     output_tokens: int = setting(64, least=1, help="length of outputs")
     shared_prefix_tokens: int = setting(0, least=0, help="tokens that prompts of a group have in common")

@@ -127,7 +127,9 @@ def ratio_grid(
     """Returns the values of every contestant, then the ratios of the others to the baseline."""
     values = [
         text_row(
-            (each.name, *(_value(metric, each.values.get(metric.key)) for metric in metrics)), colours.get(each.name)
+            each.name,
+            *(_value(metric, each.values.get(metric.key)) for metric in metrics),
+            colour=colours.get(each.name),
         )
         for each in outcome.outcomes
     ]

@@ -118,7 +118,7 @@ def _latencies(report: Report) -> Grid:
         ("sent late by", report.send_lag_s),
     )
     rows = (
-        text_row((name, *(f"{1e3 * each:.1f}" for each in (found.mean, found.p50, found.p90, found.p99, found.max))))
+        text_row(name, *(f"{1e3 * each:.1f}" for each in (found.mean, found.p50, found.p90, found.p99, found.max)))
         for name, found in named
         if found is not None
     )

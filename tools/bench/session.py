@@ -16,13 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cluster.flags.checks import STDOUT
 from tools.bench.client import Clock, OnRecord, fixed_concurrency, run_plan
 from tools.bench.connect import allow_many_sockets, connect
-from tools.bench.load import (
-    PlannedRequest,
-    arrivals_of,
-    synthetic_plan,
-    trace_plan,
-    warmup_plan,
-)
+from tools.bench.load import PlannedRequest, arrivals_of, synthetic_plan, trace_plan, warmup_plan
 from tools.bench.measure import Record, Report, summarise
 from tools.bench.options import BenchOptions
 from tools.bench.report import advice, as_json, describe, print_report
@@ -47,10 +41,7 @@ def plan_of(options: BenchOptions) -> list[PlannedRequest]:
     if said.trace is None:
         return synthetic_plan(options.prompts, arrivals_of(pace.arrivals, pace.rate, pace.num_requests, seed))
     replay = Replay(
-        jitter_s=said.trace_jitter_s,
-        time_scale=said.trace_scale,
-        length_scale=said.trace_length_scale,
-        seed=seed,
+        jitter_s=said.trace_jitter_s, time_scale=said.trace_scale, length_scale=said.trace_length_scale, seed=seed
     )
     trace = replayed(read_trace(Path(said.trace), said.trace_limit), replay)
     if pace.rate is None and pace.concurrency is None:

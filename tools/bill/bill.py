@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tools.bill.branches import PARTS
-from tools.bill.forms import FormBill, form_bills
-from tools.bill.measure import MachineCosts, known_bandwidth, measured
-from tools.bill.mixed import MixedBill, mixed_bills
+from tools.bill.forms import FormBill, MixedBill, form_bills, mixed_bills
+from tools.bill.measure import MachineCosts, break_even_pages, known_bandwidth, measured
 from tools.bill.model import BilledModel, billed_model
 from tools.bill.options import BillFlags
 from tools.bill.parts import BilledPart
 from tools.bill.requests.log import LogBill, read_log
-from tools.bill.tiers import break_even_pages
 from twostroke.base.errors import ConfigError
 from twostroke.kv_cache.memory import available_memory_bytes
 from twostroke.kv_cache.pool_size import refuse_more_than_free
@@ -104,8 +102,8 @@ def make_bill(flags: BillFlags) -> Bill:
         forms=forms,
         lengths=lengths,
         log=log,
-        bytes_per_s=known_bandwidth(flags),
-        measured=measured(flags, chosen.block_bytes, longest_bytes) if flags.machine.measure else None,
+        bytes_per_s=known_bandwidth(model),
+        measured=measured(model, chosen.block_bytes, longest_bytes) if flags.machine.measure else None,
         mixed=mixed_bills(model, forms),
         free_bytes=available_memory_bytes(),
         parts=tuple(part_of(model) for part_of in PARTS),
@@ -131,7 +129,7 @@ def as_json(bill: Bill) -> dict[str, Any]:
         "working_bytes": bill.model.plan.working_bytes,
         **{part.name: part.json for part in bill.parts},
         "forms": forms,
-        "requests": [_request_json(bill, tokens) for tokens in bill.lengths],
+        "requests": [dataclasses.asdict(bill.chosen.size.request(tokens)) for tokens in bill.lengths],
         "bytes_per_s": bill.bytes_per_s,
         "tiers": _tiers_json(bill),
         "mixed": [dataclasses.asdict(mixed) for mixed in bill.mixed],
@@ -157,10 +155,6 @@ def _form_json(bill: Bill, form: FormBill) -> dict[str, Any]:
 
 def concurrent(bill: Bill, form: FormBill, tokens: int) -> int:
     return form.size.concurrent(tokens, bill.flags.requests.shared)
-
-
-def _request_json(bill: Bill, tokens: int) -> dict[str, Any]:
-    return dataclasses.asdict(bill.chosen.size.request(tokens))
 
 
 def _tiers_json(bill: Bill) -> dict[str, Any] | None:

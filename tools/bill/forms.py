@@ -1,15 +1,23 @@
-"""One bill per page form: what a token and a page take, how many fit into each tier, and what a step can reach."""
+"""One bill per page form: what a token and a page take, how many fit into each tier, and what a step can reach.
+
+A mixed bill says what it takes to give decode workers pages of another form than prefill workers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from tools.bill.model import BilledModel
 from tools.bill.options import BillFlags
 from twostroke.base.errors import ConfigError
+from twostroke.config import Role, WorkerConfig
+from twostroke.config.cache import KV_FORMATS
+from twostroke.engine.backends.facts import PIECE_TOKENS
 from twostroke.engine.backends.memory_plan import MemoryPlan
-from twostroke.kv_cache.form import FORMS
+from twostroke.kv_cache.form import FORMS, Conversion, KvForm
 from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.pool_size import PoolSize, enough_pages, host_pool_bytes
 from twostroke.kv_cache.tiers.disk_store import disk_pages
@@ -70,7 +78,8 @@ def form_bills(model: BilledModel) -> dict[str, FormBill]:
     bills = {}
     for form in dict.fromkeys((*FORMS, flags.form)):
         try:
-            bills[form] = _bill_of(form, plan if form == flags.form else _planned_in(form, model), flags)
+            own = plan if form == flags.form else model.planned(model.config(kv_format=form, kv_exact_layers=0))
+            bills[form] = _bill_of(form, own, flags)
         except ConfigError as error:
             if form == flags.form:
                 raise
@@ -80,10 +89,6 @@ def form_bills(model: BilledModel) -> dict[str, FormBill]:
             size = PoolSize(0, layout.block_bytes, flags.memory.block_size)
             bills[form] = FormBill(form, size, layout, (0,), 0, plan.weights.step)
     return bills
-
-
-def _planned_in(form: str, model: BilledModel) -> MemoryPlan:
-    return model.planned(model.config(kv_format=form, kv_exact_layers=0))
 
 
 def _bill_of(form: str, plan: MemoryPlan, flags: BillFlags) -> FormBill:
@@ -104,3 +109,60 @@ def _tier_pages(layout: PoolLayout, most_bytes: int, pages_in: Callable[[int, in
 
 def _host_pages(most_bytes: int, page_bytes: int) -> int:
     return enough_pages(most_bytes, page_bytes, least=1, flag="--host-cache")
+
+
+@dataclass(frozen=True, slots=True)
+class MixedBill:
+    """Prefill workers keep pages in the billed form, decode workers in this one."""
+
+    form: str
+    """The form of decode workers' pages."""
+    sent_page_bytes: int
+    """Bytes of a page on its way."""
+    prefill_pages: int
+    """Pages of a prefill worker, each with room for what it is converted into; on a GPU that room is the host's."""
+    conversion_s: float | None
+    """Seconds to convert one page on a core of this machine; None where nothing is measured."""
+
+
+def mixed_bills(model: BilledModel, forms: dict[str, FormBill]) -> tuple[MixedBill, ...]:
+    """Returns a bill for every other form that decode workers can have; none for a paced model."""
+    if not model.groups:
+        return ()
+    asked = model.flags.form
+    there = [form for form in dict.fromkeys((asked, *KV_FORMATS)) if form in forms]
+    said = {form: {} if form == asked else {"decode_kv_format": form} for form in there}
+    configs = {form: model.config(Role.PREFILL, **cache) for form, cache in said.items()}
+    return tuple(
+        _mixed(model, forms[form], config)
+        for form, config in configs.items()
+        if config.kv_format != config.peer_kv_format
+    )
+
+
+def _mixed(model: BilledModel, sent: FormBill, config: WorkerConfig) -> MixedBill:
+    flags = model.flags
+    try:
+        pages = model.planned(config).layout.regions[0].pages
+    except ConfigError:  # such a worker would be refused
+        pages = 0
+    seconds = _conversion_s(model, sent.form) if flags.machine.measure else None
+    return MixedBill(config.peer_kv_format, sent.size.block_bytes, pages, seconds)
+
+
+def _conversion_s(model: BilledModel, form: str) -> float:
+    """Measures it as a prefill worker does when it starts."""
+    from twostroke.worker.landing.page_converter import time_of_a_conversion
+
+    flags, seconds = model.flags, 0.0
+    is_native = flags.model.dtype == "bfloat16" and flags.memory.block_size % PIECE_TOKENS == 0
+    for group in model.groups:
+        # What is subtracted from keys is no matter of their values.
+        shape, has_centers = group.shape, model.spec is not None and model.spec.has_key_bias
+        centers = np.zeros((shape.layers, shape.kv_heads, shape.head_dim), np.float32) if has_centers else None
+        has_pieces = is_native and shape.latent_dim is None
+        conversion = Conversion(
+            KvForm(flags.form), KvForm(form, flags.form), shape, has_pieces=has_pieces, key_centers=centers
+        )
+        seconds += time_of_a_conversion(conversion)
+    return seconds

@@ -16,10 +16,9 @@ from typing import Final
 
 import numpy as np
 
-from tools.bill.options import BillFlags
-from tools.bill.tiers import ComputeCost, TierCost
+from tools.bill.model import BilledModel
 from twostroke.base.errors import ConfigError
-from twostroke.config import CacheConfig, ModelConfig, Role, RuntimeConfig, ScheduleConfig, WorkerConfig
+from twostroke.config import Role, RuntimeConfig, ScheduleConfig, WorkerConfig
 from twostroke.engine.build import build_runner
 from twostroke.engine.loop import EngineThread
 from twostroke.kernels.kept import kept
@@ -47,6 +46,38 @@ NAME: Final = "twostroke-bill-"
 
 
 @dataclass(frozen=True, slots=True)
+class TierCost:
+    """Bringing pages up from one tier, digests checked."""
+
+    tier: str
+    first_s: float
+    """Seconds until the first page is there."""
+    page_s: float
+    """Seconds of each page in a run of them."""
+
+    def load_s(self, pages: int) -> float:
+        return self.first_s + max(0, pages - 1) * self.page_s
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeCost:
+    """Computing a prompt's pages."""
+
+    cost: StepCost
+    step_tokens: int
+    block_size: int
+
+    def compute_s(self, pages: int) -> float:
+        """Returns the seconds for the first pages of a prompt, with nothing else to run."""
+        return self.cost.of_prompt(pages * self.block_size, 0, self.step_tokens)
+
+
+def break_even_pages(tier: TierCost, compute: ComputeCost, most_pages: int) -> int | None:
+    """Returns the shortest prefix, in pages, that is loaded sooner than computed; None where none of them is."""
+    return next((pages for pages in range(1, most_pages + 1) if tier.load_s(pages) < compute.compute_s(pages)), None)
+
+
+@dataclass(frozen=True, slots=True)
 class MachineCosts:
     """What was measured of this machine."""
 
@@ -55,51 +86,41 @@ class MachineCosts:
     tiers: tuple[TierCost, ...]
 
 
-def known_bandwidth(flags: BillFlags) -> float | None:
+def known_bandwidth(model: BilledModel) -> float | None:
     """Returns the bytes per second that one worker can read: as said, or as this machine was measured; else None."""
+    flags = model.flags
     if flags.machine.bandwidth is not None:
         return flags.machine.bandwidth * 1e9
     if flags.memory.device_memory_bytes is not None:
         return None
-    config = _config(flags)
+    config = _config(model)
     if flags.machine.measure and not flags.model.is_paced:
         return kept_limits(cache_dir(), config, lambda call: call()).read_bytes_per_s
     found = kept(cache_dir() / LIMITS_FILE, limits_key(config))
     return None if found is None else float(found["read_bytes_per_s"])
 
 
-def measured(flags: BillFlags, page_bytes: int, longest_bytes: int) -> MachineCosts:
+def measured(model: BilledModel, page_bytes: int, longest_bytes: int) -> MachineCosts:
     """Measures what computing pages and loading them takes. Raises ConfigError where the model or the disk cannot.
 
     `longest_bytes`: what the pages of the longest request take, as the model computes them.
     """
-    tiers = [host_cost(page_bytes)]
+    flags, tiers = model.flags, [host_cost(page_bytes)]
     if flags.machine.disk_cache_dir is not None:
         tiers.append(disk_cost(Path(flags.machine.disk_cache_dir), page_bytes))
-    return MachineCosts(None if flags.model.is_paced else _compute_cost(flags, longest_bytes), tuple(tiers))
+    return MachineCosts(None if flags.model.is_paced else _compute_cost(model, longest_bytes), tuple(tiers))
 
 
-def _config(flags: BillFlags, pool_bytes: int | None = None) -> WorkerConfig:
-    model = flags.model
-    return WorkerConfig(
-        role=Role.PREFILL,
-        worker_id="bill",
-        model=ModelConfig(
-            model=model.model, dtype=model.dtype, weights=model.weights, max_model_len=model.max_model_len, device="cpu"
-        ),
-        cache=CacheConfig(
-            block_size=flags.memory.block_size,
-            kv_cache_memory_bytes=pool_bytes,
-            kv_format=flags.memory.kv_format,
-            kv_exact_layers=flags.memory.kv_exact_layers,
-        ),
-        schedule=ScheduleConfig(max_num_seqs=model.max_num_seqs),
-        runtime=RuntimeConfig(threads=flags.machine.threads),
-    )
+def _config(model: BilledModel, pool_bytes: int | None = None) -> WorkerConfig:
+    """Returns the config of a worker on this machine's CPU."""
+    config = model.config(Role.PREFILL, kv_cache_memory_bytes=pool_bytes)
+    runtime = RuntimeConfig(threads=model.flags.machine.threads)
+    return config.replace(model=config.model.replace(device="cpu"), runtime=runtime)
 
 
-def _compute_cost(flags: BillFlags, longest_bytes: int) -> ComputeCost:
+def _compute_cost(model: BilledModel, longest_bytes: int) -> ComputeCost:
     """Loads the model and runs some steps, as a worker does when it starts."""
+    flags = model.flags
     directory = locate(flags.model.model, flags.model.dtype)
     if directory is None:
         raise ConfigError(
@@ -108,7 +129,7 @@ def _compute_cost(flags: BillFlags, longest_bytes: int) -> ComputeCost:
             field="measure",
         )
     said = 0 if flags.model.max_model_len is None else longest_bytes  # a length said by name must fit
-    built = build_runner(_config(flags, max(said, _trial_pool_bytes())), directory)
+    built = build_runner(_config(model, max(said, _trial_pool_bytes())), directory)
     engine = EngineThread(built.runner)
     try:
         step_tokens = ScheduleConfig(max_num_seqs=flags.model.max_num_seqs).step_tokens()

@@ -110,11 +110,7 @@ class RequestFlags(Settings):
 
 class MachineFlags(Settings):
     bandwidth: float | None = setting(
-        None,
-        above=0,
-        unit="GB/S",
-        help="memory that a step reads per second",
-        default_text="as measured here",
+        None, above=0, unit="GB/S", help="memory that a step reads per second", default_text="as measured here"
     )
     measure: bool = setting(
         False, help="measure this machine: reading memory, computing pages, copying them, and --disk-cache-dir"

@@ -72,7 +72,7 @@ def _grid(workers: Sequence[RankedWorker]) -> Grid:
         plan = worker.plan
         for number, rank in enumerate(plan.processes):
             parts = (rank.weights.total, rank.working_bytes, rank.total_bytes)
-            rows.append(text_row((worker.role, f"{number}", *map(size, parts))))
+            rows.append(text_row(worker.role, f"{number}", *map(size, parts)))
         parts = (plan.weights.total, plan.working_bytes, plan.weights.total + plan.working_bytes)
-        rows.append(text_row((worker.role, "all", *map(size, parts))))
+        rows.append(text_row(worker.role, "all", *map(size, parts)))
     return text_grid(("worker", "rank", "weights", "working set", "together"), rows)

@@ -14,8 +14,8 @@ from rich.markup import escape
 from tools.bill.bill import Bill, concurrent, fitting
 from tools.bill.forms import FormBill
 from tools.bill.layer_groups import LayerGroup
+from tools.bill.measure import ComputeCost, break_even_pages
 from tools.bill.parts import size
-from tools.bill.tiers import ComputeCost, break_even_pages
 from tools.figures.charts import Figure, Head, Line, Section, Words, bar_figure, colours_of, line_figure, render
 from tools.tables import Cell, Grid, Row, table_of, text_grid, text_row
 from twostroke.config import Role
@@ -82,7 +82,7 @@ def memory_grid(bill: Bill) -> Grid:
     ]
     return text_grid(
         ("part", "bytes", "size", "what"),
-        [text_row((part, f"{count}", size(count), what)) for part, count, what in rows],
+        [text_row(part, f"{count}", size(count), what) for part, count, what in rows],
     )
 
 
@@ -97,8 +97,8 @@ def groups_grid(bill: Bill) -> Grid:
     for group in bill.model.groups:
         shape = group.shape
         name = f"{group.kind}, {shape.layers} layers, {shape.kv_heads} x {shape.head_dim}"
-        rows.append(text_row((name, *(f"{group.page_bytes(form) / block:g}" for form in forms))))
-        rows += [text_row(cells) for cells in _part_cells(bill, group)]
+        rows.append(text_row(name, *(f"{group.page_bytes(form) / block:g}" for form in forms)))
+        rows += [text_row(*cells) for cells in _part_cells(bill, group)]
     return text_grid(("group", *forms), rows)
 
 
@@ -136,7 +136,7 @@ def _form_row(bill: Bill, form: FormBill) -> Row:
     counts = fitting(bill, form)
     if counts is not None:
         cells.append(f"{counts[0]} ({counts[1]} for sure)")
-    return text_row(cells)
+    return text_row(*cells)
 
 
 def mixed_grid(bill: Bill) -> Grid:
@@ -147,7 +147,7 @@ def mixed_grid(bill: Bill) -> Grid:
         seconds = "-" if mixed.conversion_s is None else _ms(mixed.conversion_s)
         share = mixed.prefill_pages / own.pages if own.pages else 0.0
         cells = (f"{mixed.sent_page_bytes}", f"{mixed.sent_page_bytes / own.block_bytes:.3f}x")
-        rows.append(text_row((mixed.form, *cells, f"{mixed.prefill_pages}", f"{share:.3f}x", seconds)))
+        rows.append(text_row(mixed.form, *cells, f"{mixed.prefill_pages}", f"{share:.3f}x", seconds))
     headings = (
         "decode form",
         "B/page moved",
@@ -166,15 +166,13 @@ def requests_grid(bill: Bill) -> Grid:
         waste_bytes = request.waste_tokens * bill.chosen.token_bytes
         rows.append(
             text_row(
-                (
-                    f"{tokens} tokens",
-                    f"{request.pages}",
-                    size(pool.request_bytes(tokens)),
-                    f"{request.waste_tokens} tokens",
-                    f"{waste_bytes / pool.request_bytes(tokens):.1%}",
-                    f"{concurrent(bill, bill.chosen, tokens)}",
-                    _cliff(bill, tokens),
-                )
+                f"{tokens} tokens",
+                f"{request.pages}",
+                size(pool.request_bytes(tokens)),
+                f"{request.waste_tokens} tokens",
+                f"{waste_bytes / pool.request_bytes(tokens):.1%}",
+                f"{concurrent(bill, bill.chosen, tokens)}",
+                _cliff(bill, tokens),
             )
         )
     return text_grid(("request", "pages", "bytes", "tail waste", "share", "fit at once", "one more"), rows)
@@ -201,7 +199,7 @@ def ceiling_grid(bill: Bill, bytes_per_s: float) -> Grid:
         most = min(slots, concurrent(bill, form, tokens))
         cells = [_rate(form, bytes_per_s, count, tokens) if count <= most else "-" for count in streams]
         last = f"{_rate(form, bytes_per_s, most, tokens)} with {most}" if most else "-"
-        rows.append(text_row((form.form, size(form.step_bytes(1, tokens)), *cells, last)))
+        rows.append(text_row(form.form, size(form.step_bytes(1, tokens)), *cells, last))
     at = [f"{count} x {tokens}" for count in streams]
     return text_grid(("form", "read by one step", *at, "all that fit"), rows)
 
@@ -217,10 +215,10 @@ def tiers_grid(bill: Bill) -> Grid:
     rows = []
     if compute is not None:
         times = [_ms(compute.compute_s(request.pages)) for request in lengths]
-        rows.append(text_row(("computing", _ms(compute.compute_s(1)), _ms(_computed_page_s(compute)), *times, "")))
+        rows.append(text_row("computing", _ms(compute.compute_s(1)), _ms(_computed_page_s(compute)), *times, ""))
     for tier in bill.measured.tiers:
         times = [_ms(tier.load_s(request.pages)) for request in lengths]
-        rows.append(text_row((tier.tier, _ms(tier.first_s), _ms(tier.page_s), *times, _break_even(bill, tier.tier))))
+        rows.append(text_row(tier.tier, _ms(tier.first_s), _ms(tier.page_s), *times, _break_even(bill, tier.tier)))
     headings = ("pages from", "first page", "each page", *(f"{request.tokens} tokens" for request in lengths))
     return text_grid((*headings, "pays from"), rows)
 
@@ -263,7 +261,7 @@ def hit_rates_grid(bill: Bill) -> Grid:
         for _, tier in tiers:
             point = log.at(bill.capacity_tokens(form, tier))
             cells += [f"{point.lru:.1%}", f"{point.optimum:.1%}"]
-        rows.append(text_row((form.form, *cells)))
+        rows.append(text_row(form.form, *cells))
     names = [("" if not tier else "+ ") + name for name, tier in tiers]
     return text_grid(("form", *(f"{name} {what}" for name in names for what in ("LRU", "optimum"))), rows)
 

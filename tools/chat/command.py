@@ -134,11 +134,7 @@ def visible(text: str) -> str:
 def _server(args: argparse.Namespace) -> ChatServer:
     secure = credentials.tls_from(args) or (ClientTls() if args.tls else None)
     sampling = Sampling(
-        max_tokens=args.max_tokens,
-        temperature=args.temperature,
-        top_p=args.top_p,
-        top_k=args.top_k,
-        seed=args.seed,
+        max_tokens=args.max_tokens, temperature=args.temperature, top_p=args.top_p, top_k=args.top_k, seed=args.seed
     )
     if args.grpc is not None:
         routers = _addresses(args.grpc, "--grpc") or [

@@ -44,8 +44,7 @@ class Conversation:
         self._turns.append({"role": "user", "content": text})
 
     def answered(self, text: str) -> None:
-        """Adds an answer, or as much as came of it. A question without any is removed, so that it can be asked
-        again."""
+        """Adds an answer, or as much as came of it. A question without any is removed, to be asked again."""
         if text:
             self._turns.append({"role": "assistant", "content": text})
         else:

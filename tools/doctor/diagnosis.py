@@ -81,9 +81,7 @@ def _fingerprint(facts: Facts) -> Diagnosis | None:
 
 
 def _form(facts: Facts) -> Diagnosis | None:
-    """Checks the page forms. Decode workers store one form. Prefill workers store that one, or the one that it is
-    converted from.
-    """
+    """Checks page forms: prefill workers store decode workers' form, or the one that it is converted from."""
     decode, source = facts.kv_form, facts.kv_form.source
     for worker in facts.workers:
         fitting = {str(decode)} if worker.role == Role.DECODE or source is None else {str(source)}

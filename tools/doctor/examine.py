@@ -35,9 +35,7 @@ WORDS = tuple("the quick brown fox jumps over the lazy dog and runs on through t
 
 
 def examine(channel: grpc.Channel, admin: AdminAccess, endpoint: ChatEndpoint, salts: tuple[str, str]) -> Facts:
-    """Examines a server. `channel` leads to the first of `admin`'s addresses. Raises PeerLost where the server cannot
-    be asked.
-    """
+    """Examines a server over a `channel` to the first of `admin`'s addresses. Raises PeerLost."""
     control, address = control_pb2_grpc.ControlStub(channel), admin.addresses[0]
     server = _server_info(channel, admin)
     model: control_pb2.ModelInfo = _answer(control.GetModelInfo, control_pb2.GetModelInfoRequest(), admin)

@@ -24,9 +24,7 @@ REACH = 32.0
 
 
 def offered_in_turns(trace: Trace, shape: FleetShape) -> float:
-    """Returns the utilisation of prefill workers that round-robin would lead to at the trace's own pace. It is more
-    than 1 where the workers cannot keep up.
-    """
+    """Returns how busy round-robin would keep prefill workers at the trace's own pace; above 1 they cannot keep up."""
     if not shape.prefill:
         raise ConfigError("--utilisation is that of prefill workers: --prefill must be 1 or more", field="utilisation")
     caches = [LeastRecent(shape.prefill_pages) for _ in range(shape.prefill)]

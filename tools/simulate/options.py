@@ -101,8 +101,7 @@ class FleetFlags(Settings):
             )
 
     def shape(self, block_tokens: int, seed: int) -> FleetShape:
-        """Returns a fleet with pages of the trace's blocks, whatever the profile's were: as many bytes, as many tokens.
-        Raises ConfigError."""
+        """Returns a fleet with pages of the trace's blocks: as many bytes, as many tokens. Raises ConfigError."""
         for flag, value in (("--pool-tokens", self.pool_tokens), ("--decode-pool-tokens", self.decode_pool_tokens)):
             if value is not None and value < block_tokens:
                 raise ConfigError(

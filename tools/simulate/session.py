@@ -26,13 +26,7 @@ from tools.simulate.loads import highest_rates, pace_at
 from tools.simulate.options import FleetQuestion, Output, numbers
 from tools.simulate.planning.demand import check_objectives
 from tools.simulate.reports.page import ComparedRuns, render_page
-from tools.simulate.reports.report import (
-    as_json,
-    explanation,
-    notes_of,
-    print_summaries,
-    rates_grid,
-)
+from tools.simulate.reports.report import as_json, explanation, notes_of, print_summaries, rates_grid
 from tools.simulate.reports.summary import oracle_rate_of, summarise, with_ratios
 from tools.simulate.runs import Runner, Trial, runner
 from tools.simulate.traces.trace import Trace

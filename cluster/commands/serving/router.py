@@ -70,10 +70,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 def _own_address(listening: str, fleet_host: str, fleet_port: int) -> str:
-    """Returns this host's address; empty where `listening` is one.
-
-    Any route is used while the fleet's name is unknown.
-    """
+    """Returns this host's address on the way to the fleet, or on any route; empty where `listening` is one."""
     if listening not in EVERY_INTERFACE:
         return ""
     for target in ((fleet_host, fleet_port), ELSEWHERE):

@@ -107,10 +107,7 @@ class WantedPins:
         del self._pins[pin_id]
 
     def expire(self, now_s: float) -> None:
-        """Forgets pins whose time is over. Workers end them by their own clocks: one that stays stored does no harm.
-
-        `now_s`: Unix seconds.
-        """
+        """Forgets pins whose time is over at `now_s`, in Unix seconds. Workers end them by their own clocks."""
         for pin_id in [key for key, pin in self._pins.items() if pin.HasField("expires_s") and pin.expires_s <= now_s]:
             try:
                 self.forget(pin_id)
@@ -154,10 +151,7 @@ def choose_workers(request: pins_pb2.PutPinRequest, holders: Sequence[PinHolder]
 
 
 def source_for(pin: pins_pb2.Pin, holder: PinHolder, serving: Sequence[PinHolder]) -> PinHolder | None:
-    """Returns the prefill worker that computes for a decode worker: the same one for all holders of a pin.
-
-    `serving`: the workers that serve.
-    """
+    """Returns the one of the `serving` prefill workers that computes a pin for all of its decode workers."""
     if holder.role is Role.PREFILL:
         return None
     sources = [each for each in serving if each.role is Role.PREFILL]

@@ -46,10 +46,7 @@ class WorkerCommands:
                 raise PeerLost(f"{name} is falling asleep: try again when it is")
 
     async def assign(self, worker_id: str, role: Role) -> None:
-        """Switches a worker; returns when it serves in this role.
-
-        Raises NotFound, ConfigError, InvalidRequest or PeerLost.
-        """
+        """Returns when the worker serves in this role. Raises NotFound, ConfigError, InvalidRequest or PeerLost."""
         desired = self._parts.desired
         if role is not desired.slot(worker_id).role:
             self._check_may_become(worker_id, role)

@@ -163,10 +163,7 @@ class DesiredFleet:
         return WorkerCounts(*(self._state.placed(role, gone) for role in ROLES))
 
     def _forget_failed(self, wanted: WorkerCounts) -> None:
-        """If more workers of a role are wanted, removes those that could not start.
-
-        Their names can be used again.
-        """
+        """Removes workers that could not start where more of their role are wanted: their names can be used again."""
         for role, now, then in zip(ROLES, self.wanted.pair, wanted.pair, strict=True):
             for name in self._failed(role) if then > now else ():
                 self._fleet.forget(name)

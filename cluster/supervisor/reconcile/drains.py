@@ -103,10 +103,7 @@ class Drains:
             self._begin(worker_id, deadline_s, tasks)
 
     def resume(self, worker_id: str, tasks: asyncio.TaskGroup, *, shall_switch: bool) -> None:
-        """Continues a drain that an earlier process of the supervisor began.
-
-        `shall_switch`: the worker serves in another role than it should.
-        """
+        """Continues an earlier supervisor's drain. `shall_switch`: the worker serves in another role than it should."""
         after_drain = self._backend.after_drain(worker_id)
         if after_drain is AfterDrain.SWITCH_ROLE and not shall_switch:
             self._backend.set_after_drain(worker_id, None)  # the switch is done

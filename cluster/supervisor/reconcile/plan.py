@@ -76,8 +76,7 @@ class Observed:
         return replace(self, stage=stage, since_s=now_s, has_served=self.has_served or stage is WorkerStage.SERVING)
 
     def end(self, now_s: float, *, misconfigured: bool) -> Observed:
-        """Notes that the epoch has ended. A wrong configuration is final only for a worker that never served with
-        it."""
+        """Notes that the epoch has ended. A wrong configuration is final only for one that never served."""
         if self.stage is WorkerStage.DRAINING:  # it was asked to end
             return replace(self.enter(WorkerStage.DEAD, now_s), crashes=0)
         if misconfigured and not self.has_served and self.stage is WorkerStage.STARTING:

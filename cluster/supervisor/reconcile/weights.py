@@ -59,8 +59,7 @@ def weights_after_failure(workers: Sequence[LoadedWorker], weights: Weights) -> 
 
 
 def next_to_reload(workers: Sequence[LoadedWorker], weights: Weights) -> str | None:
-    """Returns the worker that shall begin anew now; None while one is still on its way, or when all have the
-    weights."""
+    """Returns the worker that shall begin anew now; None while one is on its way, or all have the weights."""
     if any(each.checkpoint is None and not each.has_no_room for each in workers):
         return None
     held_back = last_decode_worker(workers)

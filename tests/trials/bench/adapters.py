@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     of_rounds = [ours / base for ours, base in pairs]
     grid = text_grid(
         ("", *(side.name for side in sides), "ratio"),
-        [text_row((name, *(f"{row[name]:.4g}" for row in rows), f"{ratio:.3f}")) for name, ratio in ratios.items()],
+        [text_row(name, *(f"{row[name]:.4g}" for row in rows), f"{ratio:.3f}") for name, ratio in ratios.items()],
     )
     title = f"{options.adapters} adapters of rank {options.rank}, {options.concurrency} requests at once"
     console = console_for(options.json_path)

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     found = [_median(converts, options) for converts in (*FORCED, BY_PRICE)]
     grid = text_grid(
         ("converts", "MB moved", "pages converted by the puller", "s"),
-        [text_row((p.converts, f"{p.moved_bytes / 1e6:.1f}", str(p.by_puller), f"{p.seconds:.3f}")) for p in found],
+        [text_row(p.converts, f"{p.moved_bytes / 1e6:.1f}", str(p.by_puller), f"{p.seconds:.3f}") for p in found],
     )
     title = f"{options.tokens // BLOCK} pages, {options.source} -> {options.puller}"
     console_for(options.json_path).print(table_of(grid, title))

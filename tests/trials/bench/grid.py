@@ -212,7 +212,7 @@ def _line(cell: Cell) -> str:
 
 
 def _grid(cells: Sequence[Cell]) -> Grid:
-    return text_grid(_HEADINGS, (text_row(_texts(cell)) for cell in cells))
+    return text_grid(_HEADINGS, (text_row(*_texts(cell)) for cell in cells))
 
 
 def verdict(cells: Sequence[Cell]) -> str:

@@ -80,14 +80,12 @@ def run(args: argparse.Namespace) -> int:
         other.wait()
     rows = [
         text_row(
-            (
-                name,
-                *(f"{1e6 * statistics.median(each):.1f}" for each in (of.shared, of.own, of.copies)),
-                f"{of.ratio(of.shared):.2f}",
-                f"{of.ratio(of.own):.2f}",
-                f"{min(of.shared) / min(of.copies):.2f}",
-                f"{min(of.own) / min(of.copies):.2f}",
-            )
+            name,
+            *(f"{1e6 * statistics.median(each):.1f}" for each in (of.shared, of.own, of.copies)),
+            f"{of.ratio(of.shared):.2f}",
+            f"{of.ratio(of.own):.2f}",
+            f"{min(of.shared) / min(of.copies):.2f}",
+            f"{min(of.own) / min(of.copies):.2f}",
         )
         for name, of in results.items()
     ]

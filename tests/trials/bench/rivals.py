@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     options = flags.read(_Flags, args).options
     results = asyncio.run(_measure(options))
     servers = list(next(iter(results.values())))
-    rows = [text_row((load, *(_cell(each, name) for name in servers))) for load, each in results.items()]
+    rows = [text_row(load, *(_cell(each, name) for name in servers)) for load, each in results.items()]
     console = console_for(options.json_path)
     grid = text_grid(("ms per token, median (ours over it)", *servers), rows)
     console.print(table_of(grid, f"{options.model}, {options.rounds} rounds of {options.output_tokens} tokens"))

@@ -206,16 +206,14 @@ def run(args: argparse.Namespace) -> int:
         predicted |= _predicted(results, prefill, options.output_tokens)
     rows = [
         text_row(
-            (
-                name,
-                f"{1e3 * each.without_s:.2f}",
-                f"{1e3 * each.with_it_s:.2f}",
-                f"{each.ratio:.3f}",
-                "-" if (ratio := predicted[name]) is None else f"{ratio:.3f}",
-                str(each.tokens("drafted")),
-                str(each.tokens("kept")),
-                "equal" if each.is_equal else "DIFFERENT",
-            )
+            name,
+            f"{1e3 * each.without_s:.2f}",
+            f"{1e3 * each.with_it_s:.2f}",
+            f"{each.ratio:.3f}",
+            "-" if (ratio := predicted[name]) is None else f"{ratio:.3f}",
+            str(each.tokens("drafted")),
+            str(each.tokens("kept")),
+            "equal" if each.is_equal else "DIFFERENT",
         )
         for name, each in results.items()
     ]

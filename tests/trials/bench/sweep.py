@@ -269,7 +269,7 @@ def _cells(cell: Cell) -> tuple[str, ...]:
 
 
 def _grid(cells: Sequence[Cell]) -> Grid:
-    return text_grid(_HEADINGS, (text_row(_cells(cell)) for cell in cells))
+    return text_grid(_HEADINGS, (text_row(*_cells(cell)) for cell in cells))
 
 
 def _as_json(cells: Sequence[Cell]) -> dict[str, Any]:

@@ -105,9 +105,7 @@ def parse_scenario(text: str) -> Scenario:
 
 
 def _chats(name: str, parts: dict[str, int]) -> Scenario:
-    """Returns the scenario of chats. The first turns are one run, and all later ones are another: what they reuse was
-    sent by then.
-    """
+    """Returns all first turns as one run and all later turns as another: what these reuse was sent by then."""
     if parts["chats"] * parts["turns"] > MOST:
         raise ConfigError(
             f"--load {name}: {parts['chats']} chats of so many turns are more than {MOST:,}", field="load"

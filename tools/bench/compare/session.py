@@ -16,9 +16,7 @@ from tools.tables import console_for
 
 
 def run_session(options: CompareOptions) -> int:
-    """Returns the exit code: 1 if some run completed no request. After an interrupt it reports what was measured until
-    then.
-    """
+    """Returns 1 if some run completed no request, else 0. An interrupted comparison is reported as far as it got."""
     runs: list[CompareRun] = []
     try:
         asyncio.run(measure(options, runs))

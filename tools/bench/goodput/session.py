@@ -116,7 +116,7 @@ def _grid(trials: Trials, options: GoodputOptions) -> Grid:
         own = found(made, options.search.votes)
         over = None if name == baseline else ratio_of(own, base)
         rates = ("nowhere" if rate is None else f"{rate:.3g}" for rate in (own.passing, own.failing))
-        rows.append(text_row((name, *rates, "" if over is None else _shown(over), str(len(made)))))
+        rows.append(text_row(name, *rates, "" if over is None else _shown(over), str(len(made))))
     return text_grid(("", "passes at", "fails at", f"over {baseline}", "trials"), rows)
 
 

@@ -45,9 +45,7 @@ def arrivals_at(rate: float, count: int, kind: str, seed: int) -> list[float]:
 
 
 async def try_rate(options: GoodputOptions, endpoint: Endpoint, rate: float, number: int, vote: int) -> RateTrial:
-    """Tries one rate. `number` makes the prompts of this trial differ from all others of the session. `vote` draws the
-    arrivals.
-    """
+    """Tries one rate. `number` makes this trial's prompts differ from all others', `vote` draws the arrivals."""
     endpoints = options.endpoints
     count = options.search.requests_at(rate)
     arrivals = arrivals_at(rate, count, options.requests.arrivals, endpoints.seed + vote)
@@ -102,9 +100,7 @@ async def _run_until_certain(client: Client, plan: Sequence[PlannedRequest], ver
 
 
 class SloVerdict:
-    """Counts the requests that end. A run passes or fails as soon as the remaining requests cannot change
-    the verdict.
-    """
+    """Counts the requests that end, until those that are left cannot change the verdict."""
 
     def __init__(self, promise: Slo, requests: int) -> None:
         self._promise = promise

@@ -214,17 +214,12 @@ def _pull_residuals(answers: Iterable[AnswerRecord], shape: FleetShape) -> list[
             continue
         computed = int(answer.forecast.get("computed_tokens", 0))
         held_pages = int(answer.forecast.get("pulled_blocks", 0.0)) - computed // shape.block_size
-        source_s = _held_s(held_pages, shape) if held_pages > 0 else _computed_s(computed, shape)
+        source_s = shape.conversion_page_s * held_pages if held_pages > 0 else _computed_s(computed, shape)
         residuals[held_pages > 0] += [
             seconds - source_s - shape.page_bytes / shape.link_bytes_per_s
             for seconds in _between([answer], Instant.ADMITTED, Instant.FIRST_PAGE)
         ]
     return residuals[True] or residuals[False]
-
-
-def _held_s(pages: int, shape: FleetShape) -> float:
-    """Returns seconds until a source announces pages that it has."""
-    return shape.conversion_page_s * pages
 
 
 def _computed_s(tokens: int, shape: FleetShape) -> float:

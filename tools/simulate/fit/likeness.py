@@ -78,7 +78,7 @@ def print_likeness(found: Sequence[Likeness], title: str, console: Console) -> N
         cells = zip(each.real_s, each.simulated_s, each.ratios, strict=True)
         shown = [(seconds(real), seconds(simulated), _times(ratio)) for real, simulated, ratio in cells]
         hits = (percent(each.real_hits), percent(each.simulated_hits))
-        rows.append(text_row((each.policy, str(each.requests), *(cell for group in shown for cell in group), *hits)))
+        rows.append(text_row(each.policy, str(each.requests), *(cell for group in shown for cell in group), *hits))
     console.print(table_of(text_grid(headings, rows), title))
 
 

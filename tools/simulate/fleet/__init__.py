@@ -6,7 +6,7 @@ equal steps at once. A test runs the live ones in parallel and finds the same hi
 
 simulation         runs a trace against a fleet           shape              what is simulated
 results            outcomes of a run                      event_queue        what happens when
-simulated_request  one request, over all its attempts     continuations      prompts that repeat answers
+simulated_request  one request, over all its attempts
 scaling            how many workers there are
 worker/            workers: steps, pulls, tiers, cores    routing/           routers
 """

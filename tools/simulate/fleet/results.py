@@ -194,9 +194,7 @@ def tier_hit_rate(run: SimulatedRun, tier: Tier) -> float:
 
 
 def meets(outcome: RequestOutcome, slo_ttft_s: float | None, slo_itl_s: float | None) -> bool:
-    """Returns whether a request was answered in full, with its first token in time and the others often enough on
-    average. None asks for nothing.
-    """
+    """Returns whether a request was answered in full and in time; an objective that is None asks for nothing."""
     if outcome.status is not Status.DONE or outcome.ttft_s is None:
         return False
     if slo_ttft_s is not None and outcome.ttft_s > slo_ttft_s:

@@ -137,8 +137,7 @@ class CoreSpeeds:
     borrowed: float = 0.6
     """Share of that time which it takes with two threads, one of them on a borrowed core."""
     beside: float = 1.1
-    """Times as long while another worker of the host computes: they share its memory, and the
-    host's other work."""
+    """Times as long while another worker of the host computes, and shares its memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import random
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 
-from tools.simulate.fleet.continuations import Continuations
 from tools.simulate.fleet.event_queue import EventQueue
 from tools.simulate.fleet.results import EventUse, Gaps, RequestOutcome, SimulatedRun, WorkerUse
 from tools.simulate.fleet.routing.router import RouterDependencies, SimulatedRouter
@@ -17,11 +17,12 @@ from tools.simulate.fleet.scaling import ScaledWorkers, Scaler
 from tools.simulate.fleet.shape import Death, FleetShape, RouterRestart
 from tools.simulate.fleet.simulated_request import SimulatedRequest
 from tools.simulate.fleet.worker.host import Parts, SharedFleet, SimulatedHost, parts_of
+from tools.simulate.fleet.worker.steps import TOKEN
 from tools.simulate.fleet.worker.worker_lifecycle import WorkerLifecycle
 from tools.simulate.traces.trace import Trace, TraceRow
 from twostroke.base.errors import ConfigError, InternalError
 from twostroke.base.ids import BlockHash, RequestId
-from twostroke.kv_cache.block import HASH_BYTES
+from twostroke.kv_cache.block import HASH_BYTES, hash_block
 from twostroke.kv_cache.groups.page_state import PageState
 
 WARM_UP_S = 0.1
@@ -37,11 +38,7 @@ STUCK_S = 3600.0
 
 
 def simulate(
-    trace: Trace,
-    shape: FleetShape,
-    setup: RoutingSetup,
-    scaler: Scaler | None = None,
-    parts: Parts | None = None,
+    trace: Trace, shape: FleetShape, setup: RoutingSetup, scaler: Scaler | None = None, parts: Parts | None = None
 ) -> SimulatedRun:
     """Simulates a trace. `trace` must be in order (see tools.simulate.traces.trace.replayed), with blocks of the
     fleet's size. `scaler` says how many of the shape's workers there are; without one, all.
@@ -242,3 +239,43 @@ class _Simulation:
 def name_of(number: int) -> BlockHash:
     """Returns the hash of the block that has this number in a trace."""
     return BlockHash(hashlib.blake2b(b"trace %d" % number, digest_size=HASH_BYTES).digest())
+
+
+class Continuations:
+    """Names the blocks of one prompt after the other, in the order in which they come.
+
+    A request log names only the blocks of prompts. A later prompt may begin with all blocks of an earlier one, as in a
+    chat. What follows is taken to be the answer to the earlier one. So the worker that gave the answer holds these
+    blocks: they have the hashes that the simulated answer's blocks got.
+    """
+
+    def __init__(self, block_size: int, name_of: Callable[[int], BlockHash]) -> None:
+        self._block_size = block_size
+        self._name_of = name_of
+        self._named: dict[int, BlockHash] = {}
+        """Hashes of the numbers that stand for blocks of answers."""
+        self._answers: dict[BlockHash, int] = {}
+        """The blocks that an answer fills, by the last block before them. It holds answers that no prompt has continued
+        yet, or the rest of them."""
+
+    def named(self, numbers: Sequence[int], input_tokens: int, output_tokens: int) -> list[BlockHash]:
+        """Returns the hashes of a prompt's full blocks, given their numbers in the trace."""
+        hashes: list[BlockHash] = []
+        for number in numbers:
+            hashes.append(self._hash(number, hashes[-1] if hashes else None))
+        filled = (input_tokens + output_tokens - 1) // self._block_size - len(hashes)
+        if hashes and filled > 0:
+            self._answers.setdefault(hashes[-1], filled)
+        return hashes
+
+    def _hash(self, number: int, parent: BlockHash | None) -> BlockHash:
+        if number in self._named:
+            return self._named[number]
+        filled = self._answers.pop(parent, 0) if parent is not None else 0
+        if not filled:
+            return self._name_of(number)
+        assert parent is not None, "an answer has a block before it"
+        found = self._named[number] = hash_block(parent, [TOKEN] * self._block_size)
+        if filled > 1:
+            self._answers[found] = filled - 1
+        return found

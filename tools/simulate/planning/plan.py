@@ -92,15 +92,13 @@ def _words(promise: LatencyTargets) -> str:
 def _tried_grid(sizing: Sizing) -> Grid:
     rows = [
         text_row(
-            (
-                f"{each.counts}{' *' if each.counts == sizing.smallest else ''}",
-                percent(each.attainment),
-                percent(each.ttft_attainment),
-                percent(each.itl_attainment),
-                seconds(each.ttft_p90_s),
-                seconds(each.itl_p99_s),
-                f"{each.utilisation:.3f}",
-            ),
+            f"{each.counts}{' *' if each.counts == sizing.smallest else ''}",
+            percent(each.attainment),
+            percent(each.ttft_attainment),
+            percent(each.itl_attainment),
+            seconds(each.ttft_p90_s),
+            seconds(each.itl_p99_s),
+            f"{each.utilisation:.3f}",
         )
         for each in sizing.tried
     ]
@@ -111,11 +109,9 @@ def _points_grid(points: Sequence[LoadPoint]) -> Grid:
     splits = list(points[0].goodput) if points else []
     rows = [
         text_row(
-            (
-                f"{point.requests_per_s:.2f} (x{point.rate_scale:g})",
-                *(f"{point.goodput[split]:.2f}" for split in splits),
-                str(point.best[0]),
-            ),
+            f"{point.requests_per_s:.2f} (x{point.rate_scale:g})",
+            *(f"{point.goodput[split]:.2f}" for split in splits),
+            str(point.best[0]),
         )
         for point in points
     ]

@@ -170,14 +170,12 @@ def _outcome_of(name: str, run: SimulatedRun, promise: LatencyTargets) -> FleetO
 def _grid(outcomes: Sequence[FleetOutcome]) -> Grid:
     rows = (
         text_row(
-            (
-                each.name,
-                percent(each.attainment),
-                "-" if each.ttft_p90_s is None else f"{each.ttft_p90_s:.2f} s",
-                f"{each.worker_s:,.0f}",
-                str(each.changes),
-                str(each.not_answered),
-            ),
+            each.name,
+            percent(each.attainment),
+            "-" if each.ttft_p90_s is None else f"{each.ttft_p90_s:.2f} s",
+            f"{each.worker_s:,.0f}",
+            str(each.changes),
+            str(each.not_answered),
         )
         for each in outcomes
     )

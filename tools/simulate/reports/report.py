@@ -69,7 +69,7 @@ def print_summaries(summaries: Sequence[Summary], console: Console) -> None:
 
 
 def summaries_grid(summaries: Sequence[Summary], colours: Mapping[str, int] = NO_COLOURS) -> Grid:
-    rows = (text_row((shown(each) for _, shown in COLUMNS), colours.get(each.variant)) for each in summaries)
+    rows = (text_row(*(shown(each) for _, shown in COLUMNS), colour=colours.get(each.variant)) for each in summaries)
     return text_grid((title for title, _ in COLUMNS), rows)
 
 
@@ -102,15 +102,13 @@ def rates_grid(found: Sequence[FoundRate], colours: Mapping[str, int] = NO_COLOU
     base = found[0].keeps
     rows = (
         text_row(
-            (
-                each.variant,
-                "none" if each.keeps is None else f"{each.keeps:.2f}",
-                f"{each.keeps / base:.2f}x" if each.keeps and base else "-",
-                "-" if each.breaks is None else f"{each.breaks:.2f}",
-                seconds(each.p90_s),
-                "-" if each.utilisation is None else f"{each.utilisation:.3f}",
-            ),
-            colours.get(each.variant),
+            each.variant,
+            "none" if each.keeps is None else f"{each.keeps:.2f}",
+            f"{each.keeps / base:.2f}x" if each.keeps and base else "-",
+            "-" if each.breaks is None else f"{each.breaks:.2f}",
+            seconds(each.p90_s),
+            "-" if each.utilisation is None else f"{each.utilisation:.3f}",
+            colour=colours.get(each.variant),
         )
         for each in found
     )

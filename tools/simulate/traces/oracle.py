@@ -18,9 +18,7 @@ class Cache(Protocol):
     def __contains__(self, block: int) -> bool: ...
 
     def use(self, blocks: Sequence[int], at: int) -> None:
-        """Uses all blocks of a request, which is the trace's `at`-th. Missing blocks come in, and others may be
-        evicted.
-        """
+        """Uses all blocks of the trace's `at`-th request: missing ones come in, and others may be evicted."""
 
 
 class LeastRecent:

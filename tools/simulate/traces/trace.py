@@ -87,9 +87,7 @@ def replayed(trace: Trace, replay: Replay) -> Trace:
 
 
 def _scaled_input(row: TraceRow, recorded_block: int, block: int) -> int:
-    """Returns the scaled input. Every block scales alike, so that two rows still share what they shared. No prompt
-    loses its last token.
-    """
+    """Returns the scaled input: blocks scale alike, so rows share what they shared, and none loses its last token."""
     whole = len(row.blocks) - 1
     tail = row.input_tokens - whole * recorded_block
     return whole * block + max(1, round(tail * block / recorded_block))

@@ -153,9 +153,7 @@ class _Sessions:
             at_s += pattern.pause_s.draw(draws)
 
     def _blocks(self, tokens: int, prefix: int, session: int) -> tuple[int, ...]:
-        """Returns the blocks. A block that two stretches share belongs to the later one. One that is not full belongs
-        only to this request.
-        """
+        """Returns the blocks. One that two stretches share belongs to the later one, a part of one to this request."""
         size = MOONCAKE_BLOCK_TOKENS
         full = tokens // size
         common = min(full, self._pattern.common_tokens // size)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tools.bench.http_client import ReportedUsage, SseLines, error_message, parse_event
+from tools.bench.client import ReportedUsage
+from tools.bench.http_client import SseLines, error_message, parse_event
 
 STREAM = b'data: {"a": 1}\n\n: a comment\nevent: x\ndata:{"b": 2}\r\n\r\ndata: [DONE]\n\n'
 

@@ -18,11 +18,10 @@ from tests.unit.models.test_registry import SIZES, saved
 from tests.unit.scheduler.bench import Bench
 from tools.bill.bill import make_bill
 from tools.bill.drafts import billed_draft
-from tools.bill.measure import disk_cost, host_cost
+from tools.bill.measure import ComputeCost, TierCost, break_even_pages, disk_cost, host_cost
 from tools.bill.options import BillFlags, DraftFlags, MachineFlags, MemoryFlags, ModelFlags, RequestFlags
 from tools.bill.ranks import ranked
 from tools.bill.report import groups_grid, render_page, tables
-from tools.bill.tiers import ComputeCost, TierCost, break_even_pages
 from tools.cli import main
 from twostroke.base.errors import ConfigError
 from twostroke.config import CacheConfig, ModelConfig, Role, ScheduleConfig, WorkerConfig

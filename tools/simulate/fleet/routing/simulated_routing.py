@@ -44,8 +44,7 @@ class RoutingSetup:
     policy: str
     new_policy: Callable[[], Policy]
     holds: bool = False
-    """Requests wait in the router for their turn; otherwise they go at once and wait at their workers, as in systems
-    that know no admission."""
+    """Requests wait in the router for their turn; otherwise they go at once and wait at their workers."""
 
     def __call__(self, shape: FleetShape, router: int, events: EventUse) -> SimulatedRouting:
         return SimulatedRouting(self, shape, router, events)
@@ -95,9 +94,7 @@ class SimulatedRouting:
         self._serving = None
 
     def heard(self, worker: WorkerId, epoch: Epoch, batch: EventBatch, load: Load, now_s: float) -> bool:
-        """Takes one event batch. Returns False where it does not follow the one before: ask for it again from
-        `next_sequence`.
-        """
+        """Takes an event batch. Returns False where it does not follow on: `next_sequence` says what to ask for."""
         known = self._known.get(worker)
         if known is None or known.epoch != epoch:
             return True
@@ -130,7 +127,10 @@ class SimulatedRouting:
     def place(self, request: QueuedRequest, without: frozenset[WorkerId], now_s: float) -> None:
         """Places a request on a decode worker that is not in `without`; `due` has the answer, now or later."""
         workers, request_id = self._workers(), request.request_id
-        may_take = Workers(self._shape, _others(workers.decode, without), workers.prefill) if without else workers
+        may_take = workers
+        if without:
+            others = [worker for worker in workers.decode if worker.worker_id not in without]
+            may_take = Workers(self._shape, others, workers.prefill)
         if not workers.decode:
             self._waiting[request_id] = _Unplaced(request, without)
         elif not may_take.decode:
@@ -231,7 +231,3 @@ class SimulatedRouting:
                 self._due.append(verdict)
             case Stranded():
                 self._waiting[request_id] = self._asks[request_id]
-
-
-def _others(workers: Sequence[Worker], without: frozenset[WorkerId]) -> list[Worker]:
-    return [worker for worker in workers if worker.worker_id not in without]

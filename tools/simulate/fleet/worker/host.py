@@ -158,11 +158,7 @@ class SimulatedHost:
         limits = SchedulerLimits(shape.block_size, MAX_MODEL_LEN, (), align_chunks=role is Role.PREFILL)
         self._new_proposer = proposers_of(shape, role, f"{worker} {epoch.incarnation}")
         self.scheduler = Scheduler(
-            self.pool,
-            self.config.schedule,
-            limits,
-            fleet.parts.step_builder(self),
-            branches=scheduler_branches(limits),
+            self.pool, self.config.schedule, limits, fleet.parts.step_builder(self), branches=scheduler_branches(limits)
         )
         self.wire = Wire(shape.link_bytes_per_s)
         self.pace = StepPace(shape.cost, shape.noise, f"{shape.seed} {worker} {epoch.incarnation}")

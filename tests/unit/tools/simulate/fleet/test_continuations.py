@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tests.unit.tools.simulate.fleet.fleets import ALONE, BLOCK, run, trace
-from tools.simulate.fleet.continuations import Continuations
-from tools.simulate.fleet.simulation import name_of
+from tools.simulate.fleet.simulation import Continuations, name_of
 from tools.simulate.traces.formats import TraceRow
 
 FIRST = TraceRow(0.0, 2 * BLOCK + 3, 3 * BLOCK, (1, 2, 9))

@@ -70,10 +70,7 @@ class CoreDevice:
 
 
 def calibrated_rates(host: PacedWorker) -> Rates:
-    """Returns the costs that a worker begins with: those of its own core.
-
-    A live worker has measured with the idle cores of its neighbours, too.
-    """
+    """Returns the costs that a worker begins with: those of its own core, without those that it may borrow."""
     rates, shape = Rates(), host.shape
     limits = CalibrationLimits(
         step_tokens=shape.step_tokens,
