@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from router.adapters.named_adapter import named_adapters
-from router.adapters.named_adapter import named_adapters
 from router.adapters.pages import RouterAdapters
 from router.console.api import Console
 from router.kserve.service import KServe
