@@ -7,6 +7,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 from twostroke.base.errors import ServeError
+from twostroke.config import WorkerConfig
+from twostroke.engine.adapters.slots import AdapterSlots, NoSlots
+from twostroke.engine.backends.built import BuiltEngine
 from twostroke.request import WeightsRef
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import adapters_pb2_grpc, control_pb2
@@ -16,14 +19,28 @@ from twostroke.worker.adapters.cache import AdapterCache
 from twostroke.worker.adapters.metrics import AdapterMetrics
 from twostroke.worker.adapters.service import WorkerAdaptersService
 from twostroke.worker.branches import Branch, BranchHost
+from twostroke.worker.engine_state import LoadedBranch
 from twostroke.worker.role_host import RoleHandlers
 
 
+class LoadedSlots(LoadedBranch):
+    def __init__(self, slots: AdapterSlots) -> None:
+        self.slots = slots
+
+
 class Adapters(Branch):
-    def __init__(self, host: BranchHost) -> None:
+    @staticmethod
+    def load(config: WorkerConfig, built: BuiltEngine) -> LoadedSlots:
+        return LoadedSlots(built.offers.get(AdapterSlots, NoSlots()))
+
+    @classmethod
+    def mount(cls, host: BranchHost, loaded: LoadedBranch | None) -> Adapters | None:
+        return cls(host, loaded.slots) if isinstance(loaded, LoadedSlots) else None
+
+    def __init__(self, host: BranchHost, slots: AdapterSlots) -> None:
         super().__init__(host)
         self.cache = AdapterCache(
-            host.engine_state.adapters,
+            slots,
             host.engine,
             host.config.adapters,
             AdapterMetrics(host.config.role.value, host.metrics.registry),
