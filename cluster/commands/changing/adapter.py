@@ -48,7 +48,7 @@ def _load(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_values(loaded)))
     else:
-        print(f"{loaded.name} is served: rank {loaded.lora_rank}, digest {loaded.adapter.digest.hex()}")
+        print(f"{loaded.name} is served: adapter rank {loaded.lora_rank}, digest {loaded.adapter.digest.hex()}")
     return 0
 
 
@@ -74,8 +74,8 @@ def _list(args: argparse.Namespace) -> int:
 
 def _values(each: adapters_pb2.NamedAdapter) -> dict[str, Any]:
     values = values_of(each)
-    adapter, rank = values.pop("adapter"), values.pop("lora_rank")
-    return {**values, "rank": rank, "digest": adapter["digest"], "folder": adapter["path"]}
+    adapter, lora_rank = values.pop("adapter"), values.pop("lora_rank")
+    return {**values, "rank": lora_rank, "digest": adapter["digest"], "folder": adapter["path"]}
 
 
 def _call(args: argparse.Namespace, method: str, request: Message) -> Any:
