@@ -17,7 +17,7 @@ from router.routing.learned import ReReferenceRate
 from router.routing.part_depths import deepest_of_all
 from twostroke.base.ids import BlockHash, Epoch, WorkerId
 from twostroke.kv_cache.block import HASH_BYTES
-from twostroke.kv_cache.events import EventBatch, TierChange, batch_of, digest_term, in_parts
+from twostroke.kv_cache.events import EventBatch, TierChange, digest_term, in_parts
 from twostroke.kv_cache.parts import GroupKind
 from twostroke.kv_cache.tier import PLACES, TIERS, Tier
 
@@ -245,7 +245,8 @@ class PrefixIndex:
             TierChange(tier, tuple(held.blocks.on(number)) if held.counts[number] else (), (), group)
             for number, (tier, group) in enumerate(PLACES)
         ]
-        return batch_of(held.sequence, changes, held.block_count, held.xor, snapshot=True)
+        digest = held.xor.to_bytes(HASH_BYTES, "big")
+        return EventBatch(held.sequence, (), (), held.block_count, digest, snapshot=True).with_changes(changes)
 
     def snapshot_parts(self, worker: WorkerId) -> Generator[EventBatch]:
         """Yields that snapshot in parts, which are made as they are asked for; none while it is not known to be right.

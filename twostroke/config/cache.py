@@ -48,13 +48,13 @@ WITH_EXACT_LAYERS = "int4"
 """The form that --kv-exact-layers is for."""
 
 
-def form_name(kv_format: str, exact_layers: int, dtype: str, ranks: int = 1) -> str:
+def form_name(kv_format: str, exact_layers: int, dtype: str, processes: int = 1) -> str:
     """Returns the name of the pages' form.
 
-    `int4+2xbfloat16` keeps the first two and the last two layers in bfloat16, `bfloat16/4` is of workers of four ranks.
+    `int4+2xbfloat16` keeps the first two and last two layers in bfloat16, `bfloat16/4` is of workers of four processes.
     """
     name = f"{kv_format}+{exact_layers}x{dtype}" if exact_layers and kv_format == WITH_EXACT_LAYERS else kv_format
-    return name if ranks == 1 else f"{name}/{ranks}"
+    return name if processes == 1 else f"{name}/{processes}"
 
 
 def check_exact_layers(exact_layers: int, *kv_formats: str) -> None:

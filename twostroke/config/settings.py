@@ -118,10 +118,7 @@ def setting(default: Any, *, help: str, secret: bool = False, **said: Any) -> An
 
 
 def setting_of(kind: type[Settings], name: str, **said: Any) -> Any:
-    """Declares the setting that another class has, but for what is said: an edit there reaches both.
-
-    `default` may be said too.
-    """
+    """Declares the setting that another class has, but for what is said, `default` too: an edit there reaches both."""
     field, other = kind.model_fields[name], declared(kind)[name]
     values = ((each, getattr(other, each.name)) for each in dataclasses.fields(other))
     there = {each.name: value for each, value in values if value != each.default}

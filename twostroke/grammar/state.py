@@ -130,10 +130,7 @@ class GrammarState:
             self.failure = self.failure or DEAD_END
 
     def masks_along(self, proposed: Sequence[int]) -> list[Mask]:
-        """Returns the current mask, and the mask after each of `proposed`, all of which it permits.
-
-        A mask behind a dead end permits nothing.
-        """
+        """Returns the mask now and after each of `proposed`, which it permits. It is empty behind a dead end."""
         masks = [self.mask]
         if not proposed:
             return masks

@@ -9,6 +9,8 @@ made one at a time. The size and the digest, which every part carries, hold afte
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -77,6 +79,12 @@ class EventBatch:
         """Changes of all tiers and groups."""
         return (TierChange(Tier.DEVICE, self.stored, self.removed), *self.further)
 
+    def with_changes(self, changes: Iterable[TierChange]) -> EventBatch:
+        """Returns it with one change for each tier and group, that of pages on the device first."""
+        device, *others = changes
+        further = tuple([change for change in others if change.stored or change.removed])
+        return replace(self, stored=device.stored, removed=device.removed, further=further)
+
 
 def digest_term(block_hash: BlockHash, tier: Tier, group: GroupKind = GroupKind.FULL) -> int:
     """Returns the xor term of one element: its hash rotated left by the number of its place, so that moves are seen."""
@@ -118,14 +126,7 @@ class EventLog:
         cleared = self._count() < sum(len(change.removed) for change in changes)
         if cleared:
             changes = [tier_blocks.whole(tuple(tier_blocks)) for tier_blocks in self._tiers.values()]
-        batch = batch_of(
-            self._sequence,
-            changes,
-            self._count(),
-            self._xor(),
-            cleared=cleared,
-            published_s=published_s,
-        )
+        batch = replace(self._empty(), cleared=cleared, published_s=published_s).with_changes(changes)
         for tier_blocks in self._tiers.values():
             tier_blocks.pending.clear()
         self._ring.append(batch)
@@ -146,7 +147,8 @@ class EventLog:
         for change in changes:
             for block_hash in change.stored:
                 xor ^= digest_term(block_hash, *change.place)
-        return batch_of(self._sequence, changes, count, xor, snapshot=True)
+        whole = EventBatch(self._sequence, (), (), count, xor.to_bytes(HASH_BYTES, "big"), snapshot=True)
+        return whole.with_changes(changes)
 
     def snapshot_parts(self) -> Generator[EventBatch]:
         """Yields the set as of the last published batch in parts, which are made as they are asked for.
@@ -155,23 +157,20 @@ class EventLog:
         """
         assert not self.has_changes, "publish first: a snapshot is the set as of a published batch"
         tiers = [tier_blocks.freeze() for tier_blocks in self._tiers.values()]
-        whole = EventBatch(
-            self._sequence, (), (), self._count(), self._xor().to_bytes(HASH_BYTES, "big"), snapshot=True
-        )
+        whole = replace(self._empty(), snapshot=True)
         try:
             yield from in_parts(whole, (piece for tier in tiers for piece in tier.pieces()))
         finally:
             for tier_blocks, frozen in zip(self._tiers.values(), tiers, strict=True):
                 tier_blocks.readers.remove(frozen)
 
+    def _empty(self) -> EventBatch:
+        """Returns a batch without changes after which the set is as it is now."""
+        xor = functools.reduce(operator.xor, [tier_blocks.xor for tier_blocks in self._tiers.values()])
+        return EventBatch(self._sequence, (), (), self._count(), xor.to_bytes(HASH_BYTES, "big"))
+
     def _count(self) -> int:
         return sum(len(tier_blocks) for tier_blocks in self._tiers.values())
-
-    def _xor(self) -> int:
-        xor = 0
-        for tier_blocks in self._tiers.values():
-            xor ^= tier_blocks.xor
-        return xor
 
 
 class _TierBlocks:
@@ -287,15 +286,8 @@ def in_parts(whole: EventBatch, pieces: Iterable[TierChange]) -> Iterator[EventB
 
 
 def _part(whole: EventBatch, part: int, pieces: Sequence[TierChange], *, more: bool) -> EventBatch:
-    first, *further = [_merged(place, [piece for piece in pieces if piece.place == place]) for place in PLACES]
-    return replace(
-        whole,
-        stored=first.stored,
-        removed=first.removed,
-        further=tuple(change for change in further if change.stored or change.removed),
-        part=part,
-        more=more,
-    )
+    changes = [_merged(place, [piece for piece in pieces if piece.place == place]) for place in PLACES]
+    return replace(whole, part=part, more=more).with_changes(changes)
 
 
 def _merged(place: tuple[Tier, GroupKind], pieces: Sequence[TierChange]) -> TierChange:
@@ -319,28 +311,3 @@ def _groups(pieces: Iterable[TierChange]) -> Iterator[Sequence[TierChange]]:
                 group, room = [], PART_BLOCKS
     if group:
         yield group
-
-
-def batch_of(
-    sequence: int,
-    changes: Iterable[TierChange],
-    block_count: int,
-    xor: int,
-    *,
-    snapshot: bool = False,
-    cleared: bool = False,
-    published_s: float = 0.0,
-) -> EventBatch:
-    """Returns a batch of one change for each tier and group, that of pages on the device first."""
-    device, *further = changes
-    return EventBatch(
-        sequence=sequence,
-        stored=device.stored,
-        removed=device.removed,
-        block_count=block_count,
-        digest=xor.to_bytes(HASH_BYTES, "big"),
-        snapshot=snapshot,
-        cleared=cleared,
-        further=tuple(change for change in further if change.stored or change.removed),
-        published_s=published_s,
-    )

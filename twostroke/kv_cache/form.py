@@ -208,10 +208,7 @@ AnyForm = PageForm | FormWithExactEnds | JointForm
 
 
 def check_latents(shape: PageShape, form: AnyForm) -> None:
-    """Raises ConfigError for latents in a form that has scales.
-
-    One scale for a latent and a rotated key would lose the smaller of them.
-    """
+    """Raises ConfigError for latents in a form with scales, which a latent and a rotated key would share."""
     inner = form.inner if isinstance(form, JointForm) else form
     if shape.latent_dim is None or (isinstance(inner, PageForm) and inner.stores_latents):
         return

@@ -107,10 +107,7 @@ class BlockPool(FullGroup):
         return all(group.has_room_to_pin(hashes) for group in self.others)
 
     def pin(self, hashes: Sequence[BlockHash]) -> None:
-        """Keeps a whole prefix from eviction: in each group the blocks that a sequence needs to continue after it.
-
-        It keeps the blocks that are here, and those that will be. `unpin` takes the pin back.
-        """
+        """Keeps what a sequence needs after this prefix from eviction until `unpin`, in each group, here or not."""
         for group in self.groups:
             group.pin_blocks(group.last_of(hashes))
 

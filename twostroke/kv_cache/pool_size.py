@@ -19,10 +19,7 @@ def host_pool_bytes(pages: int, page_bytes: int) -> int:
 
 
 def enough_pages(memory_bytes: int, page_bytes: int, *, least: int = MIN_PAGES, flag: str = "--kv-cache-memory") -> int:
-    """Returns how many pages the memory or disk space holds.
-
-    Raises ConfigError where they are fewer than `least`. `flag` is the setting that asked for them.
-    """
+    """Returns how many pages the memory holds. Raises ConfigError, naming `flag`, where they are fewer than `least`."""
     pages = memory_bytes // page_bytes
     if pages < least:
         least_bytes = least * page_bytes
@@ -42,10 +39,7 @@ def refuse_more_than_free(
     workers: int = 1,
     flag: str = "--kv-cache-memory",
 ) -> None:
-    """Raises ConfigError, saying by how many bytes, where the page pools of all workers do not fit into the memory.
-
-    `flag` is the setting that asked for the pools.
-    """
+    """Raises ConfigError, naming `flag` and the bytes that are missing, where the pools of all workers do not fit."""
     wanted_bytes = workers * pool_bytes
     missing_bytes = wanted_bytes - free_bytes
     if missing_bytes <= 0:

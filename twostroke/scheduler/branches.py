@@ -50,10 +50,7 @@ class ClaimGate(Protocol):
         """Returns False while blocks that the claim would evict are being saved; it is asked again after that."""
 
     def loaded_depth(self, hashes: ListOf[BlockHash]) -> int:
-        """Returns after how many of these blocks a sequence can continue once suppliers here have brought theirs.
-
-        It is 0 where they bring nothing.
-        """
+        """Returns after how many blocks a sequence can continue once suppliers here have brought theirs; 0 for none."""
 
 
 class OpenGate:

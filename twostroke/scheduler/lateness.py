@@ -51,11 +51,7 @@ def waiting_s(prompts: Iterable[DuePrompt], cost: StepCost, step_tokens: int) ->
 
 
 def has_late(prompts: Iterable[DuePrompt], beside: Queued, budget: Budget, step_tokens: int, now_s: float) -> bool:
-    """Returns whether a prompt would be late if the prompts are computed one after the other beside the streams of
-    `beside`.
-
-    Steps have at most `step_tokens` tokens, and the length that `budget` allows.
-    """
+    """Returns whether a prompt is late if all are computed in turn, beside these streams and within `budget`."""
     tokens, pairs = 0, 0.0
     for prompt in prompts:
         tokens += prompt.tokens

@@ -77,10 +77,7 @@ class SchedulerLoad:
         return len(self._waiting) + sum([len(each.known) <= each.prompt_tokens for each in self._running])
 
     def due_prompts(self) -> Iterator[DuePrompt]:
-        """Yields the prompts that are computed here, about in that order.
-
-        It leaves out those far back in the queue: it is called before every step.
-        """
+        """Yields the prompts that are computed here, about in that order, without those far back in the queue."""
         for sequence in self._running:
             start, known = sequence.computed, len(sequence.known)
             if start < known <= sequence.prompt_tokens and self._progress.runnable_end(sequence, start + 1) > start:

@@ -95,10 +95,7 @@ class Scheduler:
         return list(itertools.islice(self._waiting, ADMISSION_LOOKAHEAD))
 
     def admit(self) -> list[AdmittedSequence]:
-        """Claims pages for waiting sequences, in their order.
-
-        A later one that fits may pass one that does not, at most `max_passes` times.
-        """
+        """Claims pages for waiting sequences in order. One that fits may pass one that does not, `max_passes` times."""
         admitted: list[AdmittedSequence] = []
         passed: list[Sequence] = []
         for _ in range(min(ADMISSION_LOOKAHEAD, len(self._waiting))):
@@ -122,17 +119,11 @@ class Scheduler:
         return admitted
 
     def pull_to(self, sequence: Sequence, depth: int) -> list[Part]:
-        """Prepares a running sequence for another pull, which ends after `depth` blocks.
-
-        Returns the parts of these that have no writer.
-        """
+        """Prepares a running sequence for a pull to the end of `depth` blocks; returns its parts without a writer."""
         return self._progress.pull_to(sequence, depth) if sequence in self._running else []
 
     def plan(self, budget: Budget | None = None) -> Step | None:
-        """Chooses the next step, or None if every sequence waits for pages that others write.
-
-        `budget` limits the prompt tokens that run beside streams.
-        """
+        """Chooses the next step; None if all wait for others' pages. `budget` limits prompt tokens beside streams."""
         assert not self._in_flight, "a step is in flight"
         chunks = self._chooser.choose(budget, self.step_tokens)
         if not chunks:
@@ -175,10 +166,7 @@ class Scheduler:
         return self._take_in(self._emitter.emit_late(self._running)) if self._emitter.late else []
 
     def step_of(self, chunks: ListOf[Chunk]) -> Step:
-        """Returns a step of these chunks: all that were chosen, or some of the failed step in flight.
-
-        Such a slice is updated or aborted like a whole step.
-        """
+        """Returns a step of these chunks, or a slice of a failed one, which is updated or aborted like a whole step."""
         step = self._builder.build(chunks)
         for shared in self._shared:
             step = shared.added_to(step)

@@ -43,11 +43,7 @@ class CopyThreads(Generic[State]):
             thread.start()
 
     def submit(self, job: Callable[[State], Result], future: Future[Result]) -> None:
-        """Queues a job. `future` gets what the job returns or raises, or ConnectionAbortedError if the threads are
-        closed.
-
-        Cancelling it before the job begins drops the job.
-        """
+        """Queues a job. `future` gets its outcome, or ConnectionAbortedError once closed, or drops it if cancelled."""
         with self._lock:
             if self._closed:
                 future.set_exception(ConnectionAbortedError("the peer or the transport was closed"))

@@ -48,7 +48,7 @@ def _load(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_values(loaded)))
     else:
-        print(f"{loaded.name} is served: rank {loaded.lora_rank}, digest {loaded.adapter.digest.hex()}")
+        print(f"{loaded.name} is served: adapter rank {loaded.lora_rank}, digest {loaded.adapter.digest.hex()}")
     return 0
 
 

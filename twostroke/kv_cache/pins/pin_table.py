@@ -55,11 +55,7 @@ class Pin:
 
 
 def pin_id_of(owner: str, tenant: str, last_block: BlockHash) -> PinId:
-    """Returns the id of an owner's pin on the prefix that ends with `last_block`: the same prefix again is the same
-    pin.
-
-    The names go in with their lengths, so that no two pairs of them read alike.
-    """
+    """Returns the id of an owner's pin on the prefix that ends with `last_block`. Names go in with their lengths."""
     names = b"".join(len(name).to_bytes(4, "little") + name for name in (owner.encode(), tenant.encode()))
     return PinId(hashlib.blake2b(names + last_block, digest_size=8).hexdigest())
 
@@ -260,10 +256,7 @@ class PinTable:
         return ended
 
     def _hints_to_end(self, pin: Pin) -> list[Pin] | None:
-        """Returns the hints without which the pin fits, those that end soonest; None if it never fits.
-
-        O(pinned blocks + blocks of the hints): it runs on the event loop.
-        """
+        """Returns the hints, soonest ends first, without which the pin fits, if it does. O(pinned blocks + theirs)."""
         ended, uses = list[Pin](), [(group, group.pins_of_blocks()) for group in self._pool.groups]
         for group, pins in uses:
             pins.update(group.last_of(pin.block_hashes))

@@ -83,10 +83,7 @@ class DiskStore:
         next_segment: Callable[[], Path],
         reclaimed: Callable[[ReclaimedRecord], None],
     ) -> None:
-        """`next_segment` names a new segment; `reclaimed` is called with each live record that goes with a segment.
-
-        Raises ConfigError if there is no room for two records.
-        """
+        """`next_segment` names one; `reclaimed` gets live records that go. Raises ConfigError without room for two."""
         self.form = form
         self._most_records = disk_pages(most_bytes, form.page_bytes)
         largest = max(1, MOST_SEGMENT_BYTES // form.record_bytes)

@@ -120,10 +120,7 @@ class SegmentFolder:
         os.utime(self._lock)
 
     def remove(self) -> None:
-        """Removes our files, the lock last, and the folder if nothing else is in it; its lock is closed in any case.
-
-        Raises OSError.
-        """
+        """Removes our files, the lock last, and the folder if it is empty then; closes the lock. Raises OSError."""
         try:
             for path in (*_segments_in(self.path), self.path / PROBE, self.path / LOCK):
                 path.unlink(missing_ok=True)
@@ -297,10 +294,7 @@ def _claim_if_trusted(path: Path) -> SegmentFolder | None:
 
 
 def _try_claim(path: Path, seen_by_s: float) -> SegmentFolder | None:
-    """Locks a folder if its owner was last seen by that time.
-
-    Returns None if a live process has it, or if it cannot be locked, which a warning says.
-    """
+    """Locks a folder if its owner was last seen by then and is dead; None, with a warning, where that fails."""
     try:
         return SegmentFolder.claim(path) if _was_seen_by(path / LOCK, seen_by_s) else None
     except OSError as error:

@@ -52,11 +52,7 @@ class WindowShape:
 
 
 def deepest(blocks: int, tail_blocks: int, has_part: Callable[[int], bool]) -> int:
-    """Returns the largest depth, at most `blocks`, before which each of the last `tail_blocks` blocks has a window
-    part.
-
-    Depth 0 needs none, and a depth of less than `tail_blocks` needs all of its blocks.
-    """
+    """Returns the largest depth, at most `blocks`, whose last `tail_blocks` blocks, or all if fewer, have parts."""
     depth, block = blocks, blocks - 1
     while block >= 0 and depth - block <= tail_blocks:
         if not has_part(block):

@@ -34,10 +34,7 @@ class WindowGroup(FurtherGroup):
         listener: PoolListener,
         parent_of: Callable[[BlockHash], BlockHash | None],
     ) -> None:
-        """Adds the slots to `pages`, the records of all groups.
-
-        `parent_of` returns the parent of a block with a readable page here, else None.
-        """
+        """Adds the slots to `pages`, the records of all groups. `parent_of` is what `MakeGroup` says."""
         assert shape.first == len(pages), "pages of whole blocks have the ids before the slots"
         super().__init__(pages, shape.slots, listener)
         self.shape = shape
@@ -82,10 +79,7 @@ class WindowGroup(FurtherGroup):
         return slot
 
     def take(self, block_hash: BlockHash) -> PageId | None:
-        """Holds the part of a block. It is arriving where it is not here. The caller holds the page of the block.
-
-        Returns None if there is no slot.
-        """
+        """Holds a block's part, arriving if it is not here; None without a slot. The caller holds the block's page."""
         slot = self._by_hash.get(block_hash)
         if slot is not None:
             self._acquire(slot)
@@ -106,10 +100,7 @@ class WindowGroup(FurtherGroup):
         return slot
 
     def release(self, slots: Iterable[PageId], *, is_end: bool = True) -> None:
-        """Releases one hold on each; the first ones are evicted before the later ones.
-
-        `is_end` is False for parts that a sequence only passed.
-        """
+        """Releases one hold on each, the first to be evicted first. `is_end` is False for parts that were passed."""
         for slot in slots:
             record = self._pages[slot]
             assert record.refs > 0, f"slot {slot} is released more often than held"

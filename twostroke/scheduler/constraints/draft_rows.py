@@ -60,10 +60,7 @@ def first_batch(rows: Sequence[DraftRow], block_size: int) -> Batch:
 
 
 def next_batch(rows: Sequence[DraftRow], drafted: Sequence[Sequence[int]], block_size: int) -> Batch:
-    """Returns the step that runs the last drafted token of each row and draws the next one.
-
-    Each row has drafted as many tokens, and drafts another one.
-    """
+    """Returns the step that runs each row's last drafted token, as many for all rows, and draws the next one."""
     count = len(drafted[0])
     chosen = [(row, row.end + count - 1, (own[-1],)) for row, own in zip(rows, drafted, strict=True)]
     return _batch(chosen, block_size, draws_of=count + 1)

@@ -46,10 +46,7 @@ class Connection(abc.ABC):
     def copy_part(
         self, sock: socket.socket, copies: tuple[PageCopy, ...], deadline: Deadline, tally: PullTally
     ) -> None:
-        """Asks for these pages and waits until they are here.
-
-        Raises TransferFailed if the connection stays usable, and ServeError, OSError or EOFError if not.
-        """
+        """Copies these pages. Raises TransferFailed if it stays usable, and ServeError, OSError or EOFError if not."""
 
     @abc.abstractmethod
     def synchronize(self) -> None:

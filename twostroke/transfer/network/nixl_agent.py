@@ -42,10 +42,7 @@ log = logging.getLogger(__name__)
 
 
 def load_bindings() -> ModuleType:
-    """Loads the package for this process's CUDA version if known, else the first that is installed.
-
-    Raises ConfigError if none is installed.
-    """
+    """Loads the package for this CUDA version if known, else the first installed. Raises ConfigError without any."""
     torch = sys.modules.get("torch")
     cuda = torch.version.cuda if torch is not None else None
     for package in (f"nixl_cu{cuda.partition('.')[0]}",) if cuda else _PACKAGES:

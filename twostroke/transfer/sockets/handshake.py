@@ -117,12 +117,7 @@ def introduce(sock: socket.socket, identity: Identity, endpoint: PageEndpoint, d
         welcome = _read_answer(answer, identity.token, *nonces)
     except InvalidRequest as error:
         raise PeerLost(f"{endpoint.address} does not speak {PROTOCOL}: {error.message}") from error
-    if welcome.epoch != endpoint.epoch:
-        raise StaleEpoch(f"epoch {endpoint.epoch} of {welcome.worker_id} was meant, epoch {welcome.epoch} answered")
-    theirs = (welcome.fingerprint, numbers_of(welcome.layout))
-    ours = (identity.fingerprint, numbers_of(endpoint.layout))
-    if theirs != ours:
-        raise FingerprintMismatch(mismatch(welcome.worker_id, theirs, identity.worker_id, ours))
+    _compare(welcome, endpoint, identity)
     return welcome
 
 
@@ -160,6 +155,15 @@ def _read_answer(answer: list[Any], token: str, owners: bytes, readers: bytes) -
     except ValueError as error:
         raise InvalidRequest(f"welcomed with other numbers than those of a layout: {error}") from error
     return Welcome(answer[2], _epoch(answer[3]), answer[4], layout)
+
+
+def _compare(welcome: Welcome, endpoint: PageEndpoint, identity: Identity) -> None:
+    if welcome.epoch != endpoint.epoch:
+        raise StaleEpoch(f"epoch {endpoint.epoch} of {welcome.worker_id} was meant, epoch {welcome.epoch} answered")
+    theirs = (welcome.fingerprint, numbers_of(welcome.layout))
+    ours = (identity.fingerprint, numbers_of(endpoint.layout))
+    if theirs != ours:
+        raise FingerprintMismatch(mismatch(welcome.worker_id, theirs, identity.worker_id, ours))
 
 
 def _epoch(text: str) -> Epoch:
