@@ -10,9 +10,9 @@ from typing import Protocol
 
 from twostroke.base.errors import EngineLost
 from twostroke.engine.backends.facts import LoadedModel
+from twostroke.engine.backends.memory_plan import MemoryUse, pages_use
 from twostroke.engine.determinism import Determinism
 from twostroke.engine.extras import Offers
-from twostroke.engine.memory_use import MemoryUse, pages_use
 from twostroke.kv_cache.memory import Pages
 from twostroke.models.expert_load import ExpertLoad
 from twostroke.scheduler.batch import Runner

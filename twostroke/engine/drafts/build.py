@@ -7,10 +7,10 @@ from pathlib import Path
 from twostroke.base.errors import ConfigError
 from twostroke.config import ModelConfig, WorkerConfig
 from twostroke.engine.backends.built import BuiltEngine
+from twostroke.engine.backends.memory_plan import MemoryUse
 from twostroke.engine.branches import code_of
 from twostroke.engine.drafts.engine import DraftEngine
 from twostroke.engine.extras import RunnerBranches
-from twostroke.engine.memory_use import MemoryUse
 from twostroke.kv_cache.memory import PageMemory, available_memory_bytes
 from twostroke.models.drafts.check import (
     CACHE_FLAG,

@@ -7,8 +7,7 @@ from typing import Final
 from twostroke.kernels.layout import Layout
 from twostroke.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from twostroke.models.families.gemma import GEMMA2, GEMMA3
-from twostroke.models.families.gpt2 import GPT2
-from twostroke.models.families.gpt_neox import GPT_NEOX
+from twostroke.models.families.gpt import GPT2, GPT_NEOX
 from twostroke.models.families.gpt_oss import GPT_OSS
 from twostroke.models.families.llama import LLAMA, MISTRAL, MIXTRAL
 from twostroke.models.families.phi3 import PHI3

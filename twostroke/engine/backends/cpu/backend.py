@@ -16,10 +16,9 @@ from twostroke.config import Role, WorkerConfig
 from twostroke.engine.backends.built import BuiltEngine, KernelsInUse, closed_on_error
 from twostroke.engine.backends.cpu.runner import ModelRunner, RunnerResources
 from twostroke.engine.backends.facts import NATIVE_ORDER, PIECE_TOKENS, LoadedModel, model_facts
-from twostroke.engine.backends.memory_plan import MemoryPlan, PlannedPool, ProcessNeeds
+from twostroke.engine.backends.memory_plan import MemoryPlan, MemoryUse, PlannedPool, ProcessNeeds
 from twostroke.engine.cores.cores import Cores, check_threads
 from twostroke.engine.extras import NO_BRANCHES, OtherProcesses, RunnerBranches
-from twostroke.engine.memory_use import MemoryUse
 from twostroke.kernels.choice import grouped_pool
 from twostroke.kernels.cpu.build import arithmetic_identity
 from twostroke.kernels.cpu.choice import choose_kernels, variant_and_reason
