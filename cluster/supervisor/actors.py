@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import ray
 
+from cluster.branches import FURTHER_MODELS
 from cluster.values.desired_state import Checkpoint
 from cluster.values.spec import NODE_ADDRESS
-from twostroke.base import collector
+from twostroke.base import allocator
 from twostroke.base.errors import EngineLost, InternalError, ServeError
 from twostroke.config import Role, WorkerConfig
 from twostroke.kv_cache.tiers.folders import SegmentFolder, hold_own
@@ -173,7 +174,7 @@ class MountedWorker:
             await self._called.wait()
         info = await self._worker.ready()
         self._has_served = True
-        collector.freeze_loaded_objects()
+        allocator.freeze_loaded_objects()
         return Serving(
             info.address,
             info.epoch,
@@ -209,7 +210,7 @@ class MountedWorker:
         if state is not None and self._config.flexible:  # otherwise the epoch has closed it
             await state.close()
         del state
-        collector.release_unused_memory()
+        allocator.release_unused_memory()
 
 
 def config_for(config: WorkerConfig, role: Role, model: str) -> WorkerConfig:
@@ -248,6 +249,5 @@ MOUNTS: dict[Role, type[MountedWorker]] = {Role.PREFILL: PrefillActor, Role.DECO
 
 def _models(config: WorkerConfig) -> list[str]:
     """Returns the names of the models that a worker loads."""
-    names = [] if config.model.is_paced else [config.model.model]
-    draft = config.schedule.draft_model
-    return [*names, draft] if draft is not None and config.can_sample else names
+    own = [] if config.model.is_paced else [config.model.model]
+    return [*own, *(name for further in FURTHER_MODELS for name in further.loaded_by(config))]

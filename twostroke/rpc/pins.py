@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twostroke.base.ids import PinId
 from twostroke.kv_cache.pins.pin_table import Pin
-from twostroke.rpc.convert import adapter_from_message, adapter_to_message, hashes_from_bytes, hashes_to_bytes
+from twostroke.rpc.convert import hashes_from_bytes, hashes_to_bytes, weights_from_message, weights_to_message
 from twostroke.rpc.v1 import pins_pb2
 
 MOST_TEXT_CHARS = 80
@@ -23,12 +23,12 @@ def pin_to_message(pin: Pin, fingerprint: str, workers: tuple[str, ...] = ()) ->
         max_bytes=pin.max_bytes,
         text=pin.text,
         fingerprint=fingerprint,
-        adapter=adapter_to_message(pin.adapter),
+        weights=weights_to_message(pin.weights),
     )
 
 
 def pin_from_message(message: pins_pb2.Pin) -> Pin:
-    """Raises InvalidRequest where the hashes have half a block, or an adapter has no digest."""
+    """Raises InvalidRequest where the hashes have half a block, or weights have no digest."""
     return Pin(
         pin_id=PinId(message.pin_id),
         owner=message.owner,
@@ -38,5 +38,5 @@ def pin_from_message(message: pins_pb2.Pin) -> Pin:
         expires_s=message.expires_s if message.HasField("expires_s") else None,
         max_bytes=message.max_bytes,
         text=message.text[:MOST_TEXT_CHARS],
-        adapter=adapter_from_message(message.adapter) if message.HasField("adapter") else None,
+        weights=weights_from_message(message.weights) if message.HasField("weights") else None,
     )

@@ -92,9 +92,9 @@ class ModelAdapters:
 
     def of_step(self, batch: Batch) -> StepAdapters | torch.Tensor | None:
         """Raises KeyError for an adapter that was not put."""
-        if not batch.adapters:
+        if not batch.weights:
             return None
-        found = [None if digest is None else self._prepared[digest] for digest in batch.adapters]
+        found = [None if digest is None else self._prepared[digest] for digest in batch.weights]
         return added(found, batch.query_starts.tolist())
 
     def offers(self, others: OtherProcesses | None) -> Offers:

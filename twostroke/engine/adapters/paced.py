@@ -29,7 +29,7 @@ class PacedAdapters(NoExtra):
         del self._seeds[digest]
 
     def of_step(self, batch: Batch) -> npt.NDArray[np.uint64] | None:
-        return self.seeds(batch.adapters) if batch.adapters else None
+        return self.seeds(batch.weights) if batch.weights else None
 
     def seeds(self, adapters: Sequence[bytes | None]) -> npt.NDArray[np.uint64]:
         """Returns a number for each, 0 for none. Raises KeyError for one that is not loaded."""

@@ -195,7 +195,7 @@ def _memory_on(device: torch.device, layout: PoolLayout) -> DeviceMemory:
 
 
 class RankedDeviceMemory(Pages):
-    """A page is its ranges side by side, as `RankedForm` says. Ranks that have the same range each hold it."""
+    """A page is its ranges side by side, as `JointForm` says. Ranks that have the same range each hold it."""
 
     def __init__(self, layout: PoolLayout, ranges: int, own: DeviceMemory, others: Sequence[torch.Tensor]) -> None:
         """`layout`: of whole pages. `own` has the first rank's part of each page, and is closed with this.

@@ -16,7 +16,7 @@ from typing import TypeVar
 from twostroke.base.errors import PinRefused
 from twostroke.base.ids import BlockHash, PinId
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.request import AdapterRef
+from twostroke.request import WeightsRef
 
 Key = TypeVar("Key")
 
@@ -45,7 +45,7 @@ class Pin:
     """Most bytes that its blocks may take at one worker; 0: whatever the caps allow."""
     text: str = ""
     """How it begins, for people."""
-    adapter: AdapterRef | None = None
+    weights: WeightsRef | None = None
     """Computes its blocks; None: only the model."""
     is_hint: bool = False
     """A request asked for it: only the request computes the blocks."""

@@ -51,7 +51,7 @@ class StreamSteps:
         kept = (1.0 - 1.0 / MEMORY) ** len(chunks)
         self._steps = kept * self._steps + 1.0
         self._streams = kept * self._streams + len(chunks)
-        self._rows = kept * self._rows + len(chunks) + sum([len(chunk.drafts) for chunk in chunks])
+        self._rows = kept * self._rows + len(chunks) + sum([len(chunk.proposed) for chunk in chunks])
         self._tokens *= kept
         self._draft_s = kept * self._draft_s + self._drafting_s
         self._drafting_s = 0.0

@@ -220,7 +220,7 @@ class WorkLoop:
         left = deque(_halves(step.chunks))
         failed_parts = succeeded_parts = 0
         while left:
-            part = self._scheduler.slice_of(left.popleft())
+            part = self._scheduler.step_of(left.popleft())
             try:
                 result = await self._engine.start(part.batch)
             except EngineLost:

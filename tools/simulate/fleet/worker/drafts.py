@@ -13,9 +13,8 @@ from tools.simulate.fleet.worker.steps import TOKEN
 from twostroke.config import Role
 from twostroke.scheduler.constraints.drafting import draft_lengths
 from twostroke.scheduler.cost import StepCost, StepTerms, StreamStep
-from twostroke.speculation.acceptance import Acceptance
 from twostroke.speculation.draft import Draft, Proposal
-from twostroke.speculation.speculation import Speculation
+from twostroke.speculation.speculation import Acceptance, Speculation
 
 WRONG = 1
 """A drafted token that is not sampled."""
@@ -46,6 +45,17 @@ def speculation_of(shape: FleetShape, role: Role, worker: str) -> Callable[[], S
         return None
     drafter, acceptance = SimulatedDrafter(shape.drafts, random.Random(f"{shape.seed} drafts {worker}")), Acceptance()
     return lambda: Speculation([drafter], acceptance)
+
+
+def cost_per_token(shape: FleetShape) -> StepCost:
+    """Returns the costs of a fleet's steps, streams for each token that they get.
+
+    Where tokens are drafted, that is what a stream costs that is alone: no more of them are right.
+    """
+    if shape.drafts is None:
+        return shape.cost
+    each = lone_stream_step(shape.drafts, shape.cost)
+    return shape.cost.with_streams(each).per_token(each.tokens)
 
 
 def lone_stream_step(shape: DraftShape, cost: StepCost) -> StreamStep:

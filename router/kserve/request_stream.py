@@ -1,0 +1,206 @@
+"""Answers over gRPC: one request and its whole answer, or a stream of requests whose responses come as they are made.
+
+ModelStreamInfer serves the requests of a stream at the same time, and each by itself: one that fails ends with an error
+message, and the others continue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+import uuid
+
+from router.auth.auth import AuthContext
+from router.dialects.kserve.infer import InferReply, id_of
+from router.dialects.kserve.schema import KServeRequest
+from router.endpoints.grpc.calls import AuthenticatedCalls, QueuedWriter, client_address, shown_metadata
+from router.requests.client_request import ClientRequest
+from router.requests.params import MAX_REQUEST_ID_CHARS, check_request_id
+from router.requests.request_handler import RequestHandler
+from router.requests.resume import StreamPoint
+from router.text.output.events import TextEvent, WholeOutput
+from twostroke.base.errors import (
+    DeadlineExceeded,
+    Draining,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    ServeError,
+    without_frames,
+)
+from twostroke.observability.bug_log import log_bug
+from twostroke.rpc.channel import call_timeout_s
+from twostroke.rpc.entrance import Context
+from twostroke.rpc.v1 import kserve_pb2
+from twostroke.tracing.context import HEADER as TRACE_HEADER
+
+log = logging.getLogger(__name__)
+
+KIND = "kserve_infer"
+"""How requests are prepared (`preparation`)."""
+MOST_OPEN = 64
+"""Open requests of one stream. No more are read while there are so many."""
+IDLE_S = 300.0
+"""Time for which a stream without an open request may stay: it takes memory, perhaps that of half a message."""
+TENANT_KEY = "x-tenant-id"
+"""Metadata with the tenant, set by gateways that know their clients, as the HTTP header of that name."""
+RETRYABLE, RETRY_AFTER = "retryable", "retry_after_ms"
+"""Parameters beside an error message: the request may be sent again, and when, where that is predicted."""
+
+
+async def infer_whole(
+    handler: RequestHandler, raw: bytes, auth: AuthContext, context: Context, received_s: float
+) -> kserve_pb2.ModelInferResponse:
+    """Returns the answer to one request. Raises ServeError."""
+    wanted = await _prepared(handler, raw, auth, context)
+    if wanted.stream:
+        raise InvalidRequest("ModelInfer gives whole answers; ModelStreamInfer streams", field="stream")
+    request = _client_request(wanted, auth, context, received_s)
+    whole = await handler.answer_whole(request, lambda: WholeOutput(_reply(handler, wanted)))
+    return whole.reply.response()
+
+
+class RequestStream:
+    """One call of ModelStreamInfer."""
+
+    def __init__(self, handler: RequestHandler, calls: AuthenticatedCalls, context: Context) -> None:
+        self._handler = handler
+        self._calls = calls
+        self._context = context
+        self._turn = asyncio.Lock()
+        """Held while a response is written: a call takes one at a time."""
+        self._places = asyncio.Semaphore(MOST_OPEN)
+        self._open = 0
+        self._is_reading = True
+
+    async def run(self) -> None:
+        """Returns when the client has sent its last request and has all responses.
+
+        Raises DeadlineExceeded where no request comes for long, and Draining where this router takes no new ones.
+        """
+        async with asyncio.TaskGroup() as group:
+            try:
+                async with asyncio.timeout(IDLE_S) as idle:
+                    await self._read(group, idle)
+            except TimeoutError:
+                if not idle.expired():
+                    raise
+            finally:
+                self._is_reading = False
+        if idle.expired():
+            raise DeadlineExceeded(f"no request came for {IDLE_S:g} s: open another stream")
+        if self._handler.dispatcher.is_draining:
+            raise Draining("this router takes no new requests: it is shutting down")
+
+    async def _read(self, group: asyncio.TaskGroup, idle: asyncio.Timeout) -> None:
+        while isinstance(raw := await self._context.read(), bytes):
+            self._open += 1
+            idle.reschedule(None)
+            await self._places.acquire()
+            group.create_task(self._serve(raw, idle))
+            del raw  # may be large, and the next one may take long to come
+            if self._handler.dispatcher.is_draining:
+                return
+
+    async def _serve(self, raw: bytes, idle: asyncio.Timeout) -> None:
+        """Serves one request of the stream. It never raises ServeError: the client gets an error."""
+        request_id, received_s = id_of(raw), time.monotonic()
+        try:
+            with self._calls.admit_request(self._context) as auth:
+                await self._answer(raw, auth, received_s)
+        except ServeError as error:
+            await self._write(_failure(request_id, error))
+        except Exception as error:
+            log_bug(log, "internal error request=%s", request_id[:MAX_REQUEST_ID_CHARS], error=error)
+            internal = InternalError(f"internal error: {type(error).__name__}: {error}")
+            await self._write(_failure(request_id, internal))
+        finally:
+            self._places.release()
+            self._open -= 1
+            if self._is_reading and not self._open:
+                idle.reschedule(asyncio.get_running_loop().time() + IDLE_S)
+
+    async def _answer(self, raw: bytes, auth: AuthContext, received_s: float) -> None:
+        wanted = await _prepared(self._handler, raw, auth, self._context)
+        del raw
+        request = _client_request(wanted, auth, self._context, received_s)
+        if not wanted.stream:
+            whole = await self._handler.answer_whole(request, lambda: WholeOutput(_reply(self._handler, wanted)))
+            for response in whole.reply.responses(is_last=True):
+                await self._write(kserve_pb2.ModelStreamInferResponse(infer_response=response))
+            return
+        parts = _Parts(_reply(self._handler, wanted), QueuedWriter(self._write))
+        try:
+            await self._handler.answer(request, parts)
+            await parts.drain()
+        except ServeError:
+            await parts.drain()  # what came before the failure
+            raise
+        finally:
+            await parts.close()
+
+    async def _write(self, response: kserve_pb2.ModelStreamInferResponse) -> None:
+        async with self._turn:
+            await self._context.write(response)
+
+
+class _Parts:
+    """Writes a response for every event."""
+
+    def __init__(self, reply: InferReply, writer: QueuedWriter[kserve_pb2.ModelStreamInferResponse]) -> None:
+        self._reply = reply
+        self._writer = writer
+        self.flush = writer.flush
+        self.drain = writer.drain
+        self.close = writer.close
+
+    @property
+    def is_ready(self) -> bool:
+        return self._writer.is_idle
+
+    def put(self, event: TextEvent) -> None:
+        self._reply.add(event)
+        if self._reply.is_waited_for:
+            return
+        for response in self._reply.responses(is_last=event.usage is not None):
+            self._writer.put(kserve_pb2.ModelStreamInferResponse(infer_response=response))
+
+
+async def _prepared(handler: RequestHandler, raw: bytes, auth: AuthContext, context: Context) -> KServeRequest:
+    wanted = await handler.prepare(KIND, raw, auth, client=client_address(context))
+    assert isinstance(wanted, KServeRequest)
+    return wanted
+
+
+def _reply(handler: RequestHandler, wanted: KServeRequest) -> InferReply:
+    return InferReply(wanted, wanted.options.n, wanted.model or handler.model, handler.text)
+
+
+def _client_request(wanted: KServeRequest, auth: AuthContext, context: Context, received_s: float) -> ClientRequest:
+    tenant = auth.tenant_of(check_request_id(shown_metadata(context, TENANT_KEY), TENANT_KEY), TENANT_KEY)
+    limits_s = [limit_s for limit_s in (context.time_remaining(), wanted.timeout_s) if limit_s is not None]
+    return ClientRequest(
+        body=wanted,
+        point=StreamPoint.begin(wanted.id or uuid.uuid4().hex, wanted.options.n, auth.marks(tenant)),
+        is_id_drawn=not wanted.id,
+        may_rename=True,
+        deadline_s=time.time() + call_timeout_s(min(limits_s)) if limits_s else None,
+        tenant=tenant,
+        auth=auth,
+        client=client_address(context),
+        traceparent=shown_metadata(context, TRACE_HEADER),
+        received_s=received_s,
+    )
+
+
+def _failure(request_id: str, error: ServeError) -> kserve_pb2.ModelStreamInferResponse:
+    """Returns the error with the request's id, where that is one, and whether the request may be sent again."""
+    without_frames(error)
+    is_id = len(request_id) <= MAX_REQUEST_ID_CHARS and request_id.isprintable()
+    response = kserve_pb2.ModelInferResponse(id=request_id if is_id else "")
+    response.parameters[RETRYABLE].bool_param = error.retryable
+    if isinstance(error, Overloaded) and error.retry_after_s is not None:
+        response.parameters[RETRY_AFTER].int64_param = math.ceil(error.retry_after_s * 1000)
+    return kserve_pb2.ModelStreamInferResponse(error_message=error.message, infer_response=response)
