@@ -147,7 +147,7 @@ class CpuPlan:
 
 
 class CpuBackend:
-    """See `twostroke.engine.backends.interface.Backend`. It plans shares of a model, and loads all of one."""
+    """See `twostroke.engine.backends.built.Backend`. It plans shares of a model, and loads all of one."""
 
     def __init__(
         self, spec: ModelSpec, model_dir: Path, layouts: LayoutOf | None, branches: RunnerBranches = NO_BRANCHES

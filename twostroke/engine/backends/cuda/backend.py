@@ -58,7 +58,7 @@ class CudaPlan:
 
 
 class CudaBackend:
-    """See `twostroke.engine.backends.interface.Backend`. It plans shares of a model, and loads all of one."""
+    """See `twostroke.engine.backends.built.Backend`. It plans shares of a model, and loads all of one."""
 
     def __init__(
         self,
