@@ -55,7 +55,7 @@ def _build_on_cpu(config: WorkerConfig, built: BuiltEngine, name: str, directory
 
     if not isinstance(built.runner, ModelRunner):
         raise ConfigError(f"--draft-model {name} is computed on CPUs only: give --device cpu", field="--draft-model")
-    plan = plan_draft(directory, config.model, config.cache, config.schedule, is_packed=built.runner.has_packed_weights)
+    plan = plan_draft(directory, config.model, config.cache, config.schedule, is_packed=built.runner.is_native)
     spec, longest = plan.spec, min(built.model.max_model_len, plan.spec.max_position_embeddings)
     if spec.vocab_size != built.model.vocab_size:
         raise ConfigError(

@@ -128,10 +128,10 @@ class CpuPlan:
             memory,
             runner,
             runner.determinism,
-            neighbours=runner if runner.can_borrow and processes == 1 else None,
+            neighbours=runner if runner.is_native and processes == 1 else None,
             kernels=KernelsInUse(*variant_and_reason(runner.kernels), threads, processes),
             offers=runner.extra.offers(others),
-            weights=self._weights_use(pids, is_packed=runner.has_packed_weights),
+            weights=self._weights_use(pids, is_packed=runner.is_native),
             expert_load=runner.expert_load,
             lost=lost,
         )
