@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 from twostroke.config import WorkerConfig
 from twostroke.config.worker import check_gpu_adapters
 from twostroke.engine.adapters.paced import PacedAdapters
-from twostroke.engine.backends.interface import Backend
+from twostroke.engine.backends.built import Backend
 from twostroke.engine.backends.paced.backend import PacedBackend
-from twostroke.engine.extras import RunnerBranches
-from twostroke.engine.generic.code import GenericCode
+from twostroke.engine.extras import ForeignCode, RunnerBranches
 from twostroke.models.weights.stored.model_files import layouts_in
 
 if TYPE_CHECKING:
@@ -51,6 +50,10 @@ def cuda_backend(config: WorkerConfig, spec: ModelSpec, model_dir: Path, device:
     return RankedOnDevices(backend) if config.ranks > 1 else backend
 
 
-def code_of(spec: ModelSpec) -> GenericCode | None:
+def code_of(spec: ModelSpec) -> ForeignCode | None:
     """Returns the code that computes a model; None: ours."""
-    return None if spec.generic is None else GenericCode()
+    if spec.generic is None:
+        return None
+    from twostroke.engine.generic.trial import GenericCode  # loads transformers, which our decoders do without
+
+    return GenericCode()

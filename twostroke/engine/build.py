@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from twostroke.config import WorkerConfig
-from twostroke.engine.backends.built import BuiltEngine
-from twostroke.engine.backends.interface import plan_and_load
+from twostroke.engine.backends.built import Backend, BuiltEngine, Plan
 from twostroke.engine.branches import cpu_backend, cuda_backend, paced_backend
 from twostroke.models.file_versions import FileVersions
 from twostroke.models.weights.digest import weights_digest
@@ -22,7 +21,7 @@ def build_runner(config: WorkerConfig, model_dir: Path | None, profiler: Profile
     started, also where the model's files were changed while it was loaded.
     """
     if config.model.is_paced:
-        return plan_and_load(paced_backend(), config, profiler)
+        return _plan_and_load(paced_backend(), config, profiler)
     assert model_dir is not None, "a real model needs its directory"
     return _build_model(config, model_dir, profiler)
 
@@ -38,9 +37,9 @@ def _build_model(config: WorkerConfig, model_dir: Path, profiler: Profiler | Non
     with ThreadPoolExecutor(1, thread_name_prefix="digest") as thread:
         weights = thread.submit(weights_digest, versions)  # while the model is loaded
         if device.type == "cpu":
-            built = plan_and_load(cpu_backend(config, spec, model_dir, device), config, profiler)
+            built = _plan_and_load(cpu_backend(config, spec, model_dir, device), config, profiler)
         else:
-            built = plan_and_load(cuda_backend(config, spec, model_dir, device), config, profiler)
+            built = _plan_and_load(cuda_backend(config, spec, model_dir, device), config, profiler)
         try:
             fingerprint = f"{built.model.fingerprint};tensors={weights.result()}"
             versions.check_unchanged()
@@ -48,3 +47,11 @@ def _build_model(config: WorkerConfig, model_dir: Path, profiler: Profiler | Non
             built.close()
             raise
     return replace(built, model=replace(built.model, fingerprint=fingerprint))
+
+
+def _plan_and_load(backend: Backend[Plan], config: WorkerConfig, profiler: Profiler | None) -> BuiltEngine:
+    """Loads what the backend plans of a config. Raises ConfigError where a length that is asked for does not fit."""
+    plan = backend.plan(config)
+    if config.model.max_model_len is not None:
+        plan.memory.size.check(config.model.max_model_len)
+    return backend.load(plan, profiler)

@@ -1,7 +1,7 @@
-"""Sums over the ranks of a worker that compute on devices: by NCCL between GPUs, through torch's process groups.
+"""Sums over the ranks of a worker: in shared memory on CPUs, by NCCL between GPUs, through torch's process groups.
 
-The ranks meet in a file without a name, a memfd that the first rank makes and the others inherit: no port is opened for
-that, nothing is left behind, and no other process can join. NCCL's own sockets stay on the loopback device.
+On devices ranks meet in a file without a name, a memfd that the first rank makes and the others inherit: no port is
+opened for that, nothing is left behind, and no other process can join. NCCL's own sockets stay on the loopback device.
 
 A rank waits for the others' parts within a kernel, where `RankGroup.abort` does not reach. `end_waits` does what NCCL
 offers; a process that still waits then ends by exit, like any process with a device that hangs.
@@ -21,7 +21,7 @@ import torch
 from torch import distributed
 from torch.nn import functional
 
-from twostroke.ranks.group import FIRST
+from twostroke.ranks.group import FIRST, RankGroup
 from twostroke.scheduler.batch import Batch
 
 JOIN_S: Final = 300.0
@@ -121,3 +121,32 @@ def leave_group() -> None:
     if distributed.group.WORLD is not None:
         distributed.group.WORLD.abort()  # leaving it properly would wait for them
         distributed.destroy_process_group()
+
+
+class RankSums:
+    """The sums of ranks on CPUs (see `twostroke/models/decoders/collective.py`), made in memory that they share."""
+
+    def __init__(self, group: RankGroup, vocab_size: int) -> None:
+        self._group = group
+        self._vocab_size = vocab_size
+
+    @property
+    def native(self) -> RankGroup:
+        return self._group
+
+    def step(self, batch: Batch) -> AbstractContextManager[None]:
+        """Returns an empty context: the first rank has sent this step, and nothing is left to do around it."""
+        return contextlib.nullcontext()
+
+    def close(self) -> None:
+        """Does nothing: the process of a further rank ends without closing anything."""
+
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        """Returns the sum of all ranks' parts, [rows, hidden] on each. Raises RankLost."""
+        values = part.float() if part.dtype == torch.float16 else part.contiguous()
+        self._group.all_reduce(values)
+        return values.to(part.dtype)
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor | None:
+        """Returns the logits [rows, vocabulary] on the first rank, None on others. Raises RankLost."""
+        return self._group.gather(part, self._vocab_size)

@@ -15,9 +15,9 @@ from twostroke.base.errors import ConfigError, InternalError
 from twostroke.base.ids import BlockHash, Epoch, PageId
 from twostroke.config import WorkerConfig
 from twostroke.engine.backends.built import BuiltEngine
+from twostroke.engine.backends.memory_plan import MemoryUse
 from twostroke.engine.build import build_runner
 from twostroke.engine.loop import EngineThread
-from twostroke.engine.memory_use import MemoryUse
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.groups.group_pool import PoolListener
 from twostroke.kv_cache.memory import Pages

@@ -12,8 +12,8 @@ from prometheus_client.registry import Collector
 from twostroke.base.errors import Overloaded, PeerLost, StaleEpoch, TransferFailed
 from twostroke.config import Role
 from twostroke.engine.backends.built import KernelsInUse
+from twostroke.engine.backends.memory_plan import MemoryUse
 from twostroke.engine.determinism import Determinism
-from twostroke.engine.memory_use import MemoryUse
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.pool import BlockPool

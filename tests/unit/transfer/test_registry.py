@@ -9,7 +9,7 @@ from tests.unit.transfer.makers import HostSharing
 from twostroke.base.errors import ConfigError, PeerLost
 from twostroke.base.ids import Epoch
 from twostroke.device.memory import DeviceMemory
-from twostroke.engine.ranks.device_pages import RankedDeviceMemory
+from twostroke.engine.ranks.cuda import RankedDeviceMemory
 from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.transfer.base import Identity, PageEndpoint, host_id

@@ -15,7 +15,7 @@ from tests.unit.scheduler.bench import Bench
 from twostroke.base.ids import Epoch
 from twostroke.config import Role
 from twostroke.engine.backends.built import KernelsInUse
-from twostroke.engine.memory_use import MemoryUse
+from twostroke.engine.backends.memory_plan import MemoryUse
 from twostroke.kv_cache.events import EventLog
 from twostroke.models.expert_load import ExpertLoad
 from twostroke.worker.metrics import WorkerMetrics

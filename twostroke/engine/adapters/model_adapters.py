@@ -19,13 +19,10 @@ from twostroke.kernels.products.linear import Linears
 from twostroke.models.adapters.peft import Adapter, LowRank
 from twostroke.models.adapters.products import StepAdapters, TorchAdapter
 from twostroke.models.adapters.shapes import ProjectionShapes
-from twostroke.models.families.gemma2 import GEMMA2
-from twostroke.models.families.gemma3 import GEMMA3
-from twostroke.models.families.llama import LLAMA
-from twostroke.models.families.mistral import MISTRAL
+from twostroke.models.families.gemma import GEMMA2, GEMMA3
+from twostroke.models.families.llama import LLAMA, MISTRAL
 from twostroke.models.families.phi3 import PHI3
-from twostroke.models.families.qwen2 import QWEN2
-from twostroke.models.families.qwen3 import QWEN3
+from twostroke.models.families.qwen import QWEN2, QWEN3
 from twostroke.models.families.table import named
 from twostroke.models.page_forms.balanced_keys import row_factors
 from twostroke.models.shares.share import Cut, cut_of

@@ -1,4 +1,8 @@
-"""What a backend has loaded: page memory, a runner, and what else the worker asks of them."""
+"""The contract of a backend: what it plans of a worker's config, and what it loads of a plan.
+
+A plan is a frozen value: the bytes of each process and the pages. Making one touches no device and claims no memory, so
+that whatever cannot be served is refused before anything is loaded. `twostroke bill` shows plans.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,17 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from twostroke.base.errors import EngineLost
+from twostroke.config import WorkerConfig
 from twostroke.engine.backends.facts import LoadedModel
+from twostroke.engine.backends.memory_plan import MemoryPlan, MemoryUse, pages_use
 from twostroke.engine.determinism import Determinism
 from twostroke.engine.extras import Offers
-from twostroke.engine.memory_use import MemoryUse, pages_use
 from twostroke.kv_cache.memory import Pages
 from twostroke.models.expert_load import ExpertLoad
+from twostroke.observability.profiler import Profiler
 from twostroke.scheduler.batch import Runner
 from twostroke.scheduler.lateness import WaitingPrompts
 
@@ -76,6 +82,27 @@ class BuiltEngine:
         """Closes both. A runner on an engine thread is closed by that thread; then only `memory` is left to close."""
         self.runner.close()
         self.memory.close()
+
+
+class BackendPlan(Protocol):
+    """What a backend plans."""
+
+    @property
+    def memory(self) -> MemoryPlan:
+        """The worker's bytes and pages."""
+
+
+Plan = TypeVar("Plan", bound=BackendPlan)
+
+
+class Backend(Protocol[Plan]):
+    """What computes the steps of a worker on one kind of device."""
+
+    def plan(self, config: WorkerConfig) -> Plan:
+        """Raises ConfigError or UnsupportedModel for what the backend cannot serve."""
+
+    def load(self, plan: Plan, profiler: Profiler | None) -> BuiltEngine:
+        """Claims the page memory and loads the weights. Raises ConfigError for what cannot be loaded."""
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from twostroke.config import WorkerConfig
 from twostroke.kv_cache.form import PageShape
 from twostroke.kv_cache.groups.page_group import PageGroup
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
+from twostroke.kv_cache.memory import Pages
 from twostroke.kv_cache.pool_size import PoolSize
 from twostroke.kv_cache.windows.pool_share import SharedPool
 from twostroke.models.memory_needs import WeightBytes
@@ -110,3 +111,19 @@ class PlannedPool:
             processes=processes,
             weights_kind=weights_kind,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """One part of a worker's memory."""
+
+    part: str
+    """"pages" or "weights"."""
+    billed_bytes: int
+    """Bytes as `twostroke bill` counts them."""
+    measured_bytes: int | None
+    """Bytes as the system says; None where the system does not measure this part separately."""
+
+
+def pages_use(memory: Pages) -> MemoryUse:
+    return MemoryUse("pages", memory.layout.host_bytes, memory.held_bytes)

@@ -7,10 +7,10 @@ from pathlib import Path
 from twostroke.base.errors import ConfigError
 from twostroke.config import ModelConfig, WorkerConfig
 from twostroke.engine.backends.built import BuiltEngine
+from twostroke.engine.backends.memory_plan import MemoryUse
 from twostroke.engine.branches import code_of
 from twostroke.engine.drafts.engine import DraftEngine
 from twostroke.engine.extras import RunnerBranches
-from twostroke.engine.memory_use import MemoryUse
 from twostroke.kv_cache.memory import PageMemory, available_memory_bytes
 from twostroke.models.drafts.check import (
     CACHE_FLAG,
@@ -55,7 +55,7 @@ def _build_on_cpu(config: WorkerConfig, built: BuiltEngine, name: str, directory
 
     if not isinstance(built.runner, ModelRunner):
         raise ConfigError(f"--draft-model {name} is computed on CPUs only: give --device cpu", field="--draft-model")
-    plan = plan_draft(directory, config.model, config.cache, config.schedule, is_packed=built.runner.has_packed_weights)
+    plan = plan_draft(directory, config.model, config.cache, config.schedule, is_packed=built.runner.is_native)
     spec, longest = plan.spec, min(built.model.max_model_len, plan.spec.max_position_embeddings)
     if spec.vocab_size != built.model.vocab_size:
         raise ConfigError(

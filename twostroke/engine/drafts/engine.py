@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twostroke.engine.memory_use import MemoryUse
+from twostroke.engine.backends.memory_plan import MemoryUse
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.scheduler.batch import Batch, Runner, StepResult
 from twostroke.scheduler.constraints.draft_rows import DraftRow, first_batch, next_batch

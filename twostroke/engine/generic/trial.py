@@ -10,6 +10,7 @@ import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -20,11 +21,14 @@ from torch.nn import functional
 from twostroke.base.errors import ConfigError, UnsupportedModel
 from twostroke.config import ModelConfig
 from twostroke.engine.determinism import Determinism
-from twostroke.kernels.attention.interface import RaggedBatch, RaggedPlaces
+from twostroke.kernels.attention.interface import AttentionBackend, RaggedBatch, RaggedPlaces
 from twostroke.kernels.pools.parted_pool import AnyPool, parts_of
 from twostroke.kernels.products.steady import telling_rows, telling_weight
 from twostroke.kv_cache.layout import SCRATCH_PAGES
 from twostroke.kv_cache.memory import PageMemory
+from twostroke.models.decoders.choice import LoadOptions
+from twostroke.models.decoders.transformer import Model
+from twostroke.models.generic.checkpoint import load_checkpoint
 from twostroke.models.generic.paged_model import PagedModel
 from twostroke.models.spec import ModelSpec
 
@@ -69,47 +73,62 @@ class Distances:
     """Whether pages and outputs of the chunks are those of the whole prompt to the bit, and products always are."""
 
 
-def tried(
-    model: PagedModel,
-    memory: PageMemory,
-    angles: tuple[torch.Tensor, torch.Tensor],
-    spec: ModelSpec,
-    config: ModelConfig,
-    pool: AnyPool,
-) -> Determinism:
-    """Tries a loaded model over the pages of a pool. No page may be held yet.
+class GenericCode:
+    """Loads and tries models that run by the code of transformers. See `twostroke.engine.extras.ForeignCode`."""
 
-    Raises UnsupportedModel where pages lead to other outputs than plain attention, ConfigError where bits that
-    --deterministic promises differ.
-    """
-    name, formats = spec.architecture, (config.dtype, *(part.form.name for part in parts_of(pool)))
-    found = measured(model, memory, angles, block_size=pool.block, vocab=spec.vocab_size)
-    bound = max(BOUNDS[each] for each in formats)
-    log.info(
-        "generic model tried model=%s plain_distance=%.1e split_distance=%.1e bound=%.1e same_bits=%s",
-        name,
-        found.plain,
-        found.split,
-        bound,
-        found.has_same_bits,
-    )
-    if not max(found.plain, found.split) <= bound:  # which NaN is not, either
-        raise UnsupportedModel(
-            f"{name} is not served: over pages its outputs are {found.plain:.1e} from those of transformers' own "
-            f"attention, and {found.split:.1e} in chunks from whole; {bound:.1e} would be rounding",
-            field="model",
+    def load(self, directory: Path, spec: ModelSpec, backend: AttentionBackend, options: LoadOptions) -> Model:
+        if options.is_int8:
+            raise ConfigError(
+                f"--weights int8 is not computed for {spec.architecture}, which transformers runs; "
+                "leave --weights away to serve the weights as they are",
+                field="weights",
+            )
+        model, _ = load_checkpoint(directory, options.dtype, with_head=options.with_head)
+        return PagedModel(model, spec, backend, options.dtype)
+
+    def tried(
+        self,
+        model: Model,
+        memory: PageMemory,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        spec: ModelSpec,
+        config: ModelConfig,
+        pool: AnyPool,
+    ) -> Determinism:
+        """Tries a loaded model over the pages of a pool. No page may be held yet.
+
+        Raises UnsupportedModel where pages lead to other outputs than plain attention, ConfigError where bits that
+        --deterministic promises differ.
+        """
+        assert isinstance(model, PagedModel)
+        name, formats = spec.architecture, (config.dtype, *(part.form.name for part in parts_of(pool)))
+        found = measured(model, memory, angles, block_size=pool.block, vocab=spec.vocab_size)
+        bound = max(BOUNDS[each] for each in formats)
+        log.info(
+            "generic model tried model=%s plain_distance=%.1e split_distance=%.1e bound=%.1e same_bits=%s",
+            name,
+            found.plain,
+            found.split,
+            bound,
+            found.has_same_bits,
         )
-    if config.deterministic and not found.has_same_bits:
-        raise ConfigError(
-            f"--deterministic cannot be kept: {name} runs in transformers' code, where a prompt has other bits in "
-            "chunks beside another one than alone; leave --deterministic away",
-            field="deterministic",
+        if not max(found.plain, found.split) <= bound:  # which NaN is not, either
+            raise UnsupportedModel(
+                f"{name} is not served: over pages its outputs are {found.plain:.1e} from those of transformers' own "
+                f"attention, and {found.split:.1e} in chunks from whole; {bound:.1e} would be rounding",
+                field="model",
+            )
+        if config.deterministic and not found.has_same_bits:
+            raise ConfigError(
+                f"--deterministic cannot be kept: {name} runs in transformers' code, where a prompt has other bits in "
+                "chunks beside another one than alone; leave --deterministic away",
+                field="deterministic",
+            )
+        return Determinism(
+            found.has_same_bits,
+            f"transformers' code, tried at start: {found.plain:.1e} from plain attention, {found.split:.1e} in chunks "
+            "from whole",
         )
-    return Determinism(
-        found.has_same_bits,
-        f"transformers' code, tried at start: {found.plain:.1e} from plain attention, {found.split:.1e} in chunks "
-        "from whole",
-    )
 
 
 def measured(

@@ -27,10 +27,10 @@ from twostroke.models.known_specs import known_spec
 from twostroke.models.shares.share import shares_of
 from twostroke.models.weights.stored.model_files import layouts_in
 from twostroke.observability.profiler import Profiler
+from twostroke.ranks.collectives import RankSums
 from twostroke.ranks.group import RankGroup, slot_bytes_for
 from twostroke.ranks.processes import RankCare, RankProcesses
 from twostroke.ranks.rank import RankJob
-from twostroke.ranks.sums import RankSums
 from twostroke.scheduler.batch import Batch
 
 SUM_BYTES: Final = 4

@@ -20,6 +20,8 @@ from twostroke.config import WorkerConfig
 from twostroke.config.worker import ranks_flag
 from twostroke.device.memory import DeviceMemory
 from twostroke.device.sharing import CudaSharing
+from twostroke.device.staging import PoolPart, StagedAccess
+from twostroke.device.stream import copy_stream
 from twostroke.engine.backends.built import BuiltEngine
 from twostroke.engine.backends.cuda.accelerator import accelerator_for
 from twostroke.engine.backends.cuda.backend import CudaBackend, CudaPlan
@@ -27,8 +29,8 @@ from twostroke.engine.backends.cuda.fit import devices_from, resolve_device
 from twostroke.engine.backends.cuda.plan import DevicePlan, make_device_runner
 from twostroke.engine.backends.cuda.runner import DeviceRunner
 from twostroke.engine.ranks.cpu import started
-from twostroke.engine.ranks.device_pages import RankedDeviceMemory
-from twostroke.kv_cache.layout import PageRegion, PoolLayout
+from twostroke.kv_cache.layout import PageRegion, PoolLayout, generation_bytes
+from twostroke.kv_cache.memory import PageAccess, Pages, PoolLocation
 from twostroke.models.decoders.collective import Collective
 from twostroke.models.known_specs import known_spec
 from twostroke.models.shares.share import check_shared_out, share_of
@@ -190,3 +192,41 @@ def _part_of(layout: PoolLayout, ranges: int) -> PoolLayout:
 def _memory_on(device: torch.device, layout: PoolLayout) -> DeviceMemory:
     first, *further = layout.regions
     return DeviceMemory(first.pages, first.page_bytes, device, *further)
+
+
+class RankedDeviceMemory(Pages):
+    """A page is its ranges side by side, as `JointForm` says. Ranks that have the same range each hold it."""
+
+    def __init__(self, layout: PoolLayout, ranges: int, own: DeviceMemory, others: Sequence[torch.Tensor]) -> None:
+        """`layout`: of whole pages. `own` has the first rank's part of each page, and is closed with this.
+
+        `others` are those of the other ranks, in order: uint8 [bytes], as `own.layout` says.
+        """
+        assert layout.page_sizes == tuple(ranges * size for size in own.layout.page_sizes)
+        self.layout = layout
+        self._own = own
+        self._memories = (own.tensor, *others)
+        self._ranges = ranges
+        self.generations = own.generations
+
+    def access(self, batch_pages: int) -> PageAccess:
+        ranks = len(self._memories)
+        parts = [
+            PoolPart(memory, self._own.layout, copy_stream(memory.device), rank * self._ranges // ranks)
+            for rank, memory in enumerate(self._memories)
+        ]
+        return StagedAccess(parts, self.layout, batch_pages)
+
+    @property
+    def place(self) -> PoolLocation | None:
+        return None
+
+    @property
+    def held_bytes(self) -> int:
+        size_bytes = self._own.layout.size_bytes
+        return size_bytes * len(self._memories) + generation_bytes(self.pages)
+
+    def close(self) -> None:
+        """Frees what is ours; what the other ranks have is freed as they end."""
+        del self._memories, self.generations
+        self._own.close()

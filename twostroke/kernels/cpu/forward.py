@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -131,81 +129,6 @@ class NativeCall(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ForwardNorm:
-    weight: torch.Tensor
-    bias: torch.Tensor | None = None
-    """None for an RMS norm."""
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ForwardExperts:
-    """The experts of a layer."""
-
-    router: PanelLinear
-    """hidden -> a logit of each expert, then that of the shared expert's gate"""
-    table: Sequence[tuple[PanelLinear, PanelLinear]]
-    """The products of each expert that is held here, before and after the activation. All have the same shapes."""
-    first: int = 0
-    """The number of the first one in the table."""
-    per_token: int
-    is_normalised: bool
-    """Whether the weights of a row's experts sum up to 1."""
-    tokens: torch.Tensor
-    """int64 [experts]: rows that each was ever chosen for, which the kernel counts."""
-    correction: torch.Tensor | None = None
-    """float32 [experts], added to the sigmoids of logits when experts are chosen; None where scores are a softmax."""
-    groups: int = 1
-    groups_per_token: int = 1
-    scaling: float = 1.0
-    """Factor of the weights of a row's experts."""
-    has_shared_gate: bool = True
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ForwardLatents:
-    """What makes queries, keys and values of latents."""
-
-    projected: int
-    """Numbers of all queries, or of their latent: the first outputs of `qkv`."""
-    latent_dim: int
-    plain_dim: int
-    rope_dim: int
-    value_dim: int
-    epsilon: float
-    norm: torch.Tensor
-    query_norm: torch.Tensor | None
-    queries: PanelLinear | None
-    """From their latent; None, as the norm is, where `qkv` makes queries."""
-    absorb: Sequence[PanelLinear]
-    """plain_dim -> latent_dim, of each head"""
-    expand: Sequence[PanelLinear]
-    """latent_dim -> value_dim, of each head"""
-    up: PanelLinear | None
-    """latent_dim -> plain_dim, then value_dim, of each head in turn; None where no prompt is to be expanded"""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ForwardLayer:
-    attention_norm: ForwardNorm
-    qkv: PanelLinear
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-    output: PanelLinear
-    mlp_norm: ForwardNorm
-    inner: PanelLinear | None
-    """None, as `down` is, where the layer has experts and no shared one."""
-    down: PanelLinear | None
-    experts: ForwardExperts | None = None
-    output_norm: torch.Tensor | None = None
-    """RMS norms of what attention and MLP add to the residual stream: both or neither."""
-    down_norm: torch.Tensor | None = None
-    sinks: torch.Tensor | None = None
-    """[heads] one more score of each head's softmax. The value of that score is zero."""
-    latents: ForwardLatents | None = None
-    """None where pages hold keys and values."""
-
-
 class NativeCollective(Protocol):
     """The processes that compute a model together, as native kernels know them."""
 
@@ -217,69 +140,32 @@ class NativeCollective(Protocol):
         """Raises EngineLost where a kernel returned that others did not come."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ForwardModel:
-    """What a forward pass computes with: bfloat16 tensors and packed weights."""
-
-    embedding: torch.Tensor | PanelLinear
-    """bfloat16 [vocab, hidden], or the product with it in a file's form."""
-    layers: Sequence[ForwardLayer]
-    norm: ForwardNorm
-    head: PanelLinear | None
-    heads: int
-    kv_heads: int
-    head_dim: int
-    attended: int
-    """Numbers of what a row's heads attended to, together."""
-    epsilon: float
-    positions: torch.Tensor | None = None
-    """Learned vectors [positions, hidden]."""
-    embedding_scale: float = 1.0
-    final_softcap: float | None = None
-    is_parallel: bool = False
-    """Whether attention and MLP of a layer have the same input."""
-    collective: NativeCollective | None = None
-    """Those that compute the rest of each layer; None where all of it is computed here."""
-
-
 class NativeForward:
     """Weights and workspace; one call at a time."""
 
-    def __init__(self, kernels: Kernels, team: Team | None, model: ForwardModel) -> None:
+    def __init__(
+        self,
+        kernels: Kernels,
+        team: Team | None,
+        model: NativeModel,
+        keep: Any,
+        *,
+        head: PanelLinear | None,
+        collective: NativeCollective | None,
+    ) -> None:
+        """`keep` is all that the model points into. `collective` computes the rest of each layer; None: there is none.
+
+        `head` is the model's. None where nothing is sampled.
+        """
         self._run = kernels.function(
             "twostroke_forward_run", (_POINTER, _POINTER, ctypes.POINTER(NativeCall)), ctypes.c_int32
         )
         self._team = team
-        self._head = model.head
-        self._collective = model.collective
-        table = model.embedding if isinstance(model.embedding, PanelLinear) else None
-        plain = model.embedding if isinstance(model.embedding, torch.Tensor) else None
-        assert plain is None or plain.is_contiguous(), "the kernel walks it by index"
-        self._keep: list[Any] = [model]
-        """What the native model points into."""
-        layers = (NativeLayer * len(model.layers))(*(self._layer(layer) for layer in model.layers))
-        self._keep.append(layers)
-        native = NativeModel(
-            embedding=None if plain is None else plain.data_ptr(),
-            table=None if table is None else ctypes.pointer(table.native),
-            layers=layers,
-            layer_count=len(layers),
-            norm=self._row_norm(model.norm),
-            head=None if model.head is None else ctypes.pointer(model.head.native),
-            hidden=len(model.norm.weight),
-            heads=model.heads,
-            kv_heads=model.kv_heads,
-            head_dim=model.head_dim,
-            attended=model.attended,
-            epsilon=model.epsilon,
-            positions=None if model.positions is None else model.positions.data_ptr(),
-            embedding_scale=model.embedding_scale,
-            final_softcap=model.final_softcap or 0,
-            is_parallel=model.is_parallel,
-            collective=None if model.collective is None else model.collective.address,
-        )
+        self._head = head
+        self._collective = collective
+        self._keep = keep
         new = kernels.function("twostroke_forward_new", (ctypes.POINTER(NativeModel),), _POINTER)
-        self._address = new(native)
+        self._address = new(model)
         weakref.finalize(self, kernels.function("twostroke_forward_free", (_POINTER,)), self._address)
 
     def __call__(
@@ -310,75 +196,3 @@ class NativeForward:
         if self._collective is not None:
             self._collective.check(met)
         return logits
-
-    def _layer(self, layer: ForwardLayer) -> NativeLayer:
-        return NativeLayer(
-            attention_norm=self._row_norm(layer.attention_norm),
-            qkv=layer.qkv.native,
-            q_norm=self._floats(layer.q_norm),
-            k_norm=self._floats(layer.k_norm),
-            output=layer.output.native,
-            mlp_norm=self._row_norm(layer.mlp_norm),
-            inner=NativeLinear() if layer.inner is None else layer.inner.native,
-            down=NativeLinear() if layer.down is None else layer.down.native,
-            experts=None if layer.experts is None else ctypes.pointer(self._experts(layer.experts, layer)),
-            output_norm=self._floats(layer.output_norm),
-            down_norm=self._floats(layer.down_norm),
-            sinks=self._floats(layer.sinks),
-            latents=None if layer.latents is None else ctypes.pointer(self._latents(layer.latents)),
-        )
-
-    def _latents(self, latents: ForwardLatents) -> NativeLatents:
-        absorb, expand = (
-            (NativeLinear * len(products))(*(product.native for product in products))
-            for products in (latents.absorb, latents.expand)
-        )
-        native = NativeLatents(
-            projected=latents.projected,
-            latent_dim=latents.latent_dim,
-            plain_dim=latents.plain_dim,
-            rope_dim=latents.rope_dim,
-            value_dim=latents.value_dim,
-            epsilon=latents.epsilon,
-            norm=self._floats(latents.norm),
-            query_norm=self._floats(latents.query_norm),
-            queries=None if latents.queries is None else ctypes.pointer(latents.queries.native),
-            absorb=absorb,
-            expand=expand,
-            up=None if latents.up is None else ctypes.pointer(latents.up.native),
-        )
-        self._keep += [absorb, expand, native]
-        return native
-
-    def _experts(self, experts: ForwardExperts, layer: ForwardLayer) -> NativeExperts:
-        assert experts.tokens.dtype == torch.int64, "the kernel counts in these"
-        table = (NativeExpert * len(experts.table))(
-            *(NativeExpert(inner=inner.native, down=down.native) for inner, down in experts.table)
-        )
-        native = NativeExperts(
-            router=experts.router.native,
-            table=table,
-            first=experts.first,
-            held=len(table),
-            count=len(experts.tokens),
-            per_token=experts.per_token,
-            tokens=experts.tokens.data_ptr(),
-            correction=self._floats(experts.correction),
-            groups=experts.groups,
-            groups_per_token=experts.groups_per_token,
-            scaling=experts.scaling,
-            is_normalised=experts.is_normalised,
-            has_shared=layer.inner is not None,
-            has_shared_gate=experts.has_shared_gate,
-        )
-        self._keep += [table, native]
-        return native
-
-    def _row_norm(self, norm: ForwardNorm) -> NativeNorm:
-        return NativeNorm(self._floats(norm.weight), self._floats(norm.bias))
-
-    def _floats(self, weight: torch.Tensor | None) -> int | None:
-        if weight is None:
-            return None
-        self._keep.append(weight.float())
-        return int(self._keep[-1].data_ptr())

@@ -20,8 +20,7 @@ from twostroke.models.decoders.collective import Collective
 from twostroke.models.decoders.native_transformer import NativeTransformer
 from twostroke.models.decoders.transformer import Model, Transformer
 from twostroke.models.families.table import named
-from twostroke.models.page_forms.balanced_keys import balanced
-from twostroke.models.page_forms.key_centers import key_centers
+from twostroke.models.page_forms.balanced_keys import balanced, key_centers
 from twostroke.models.shares.shared_out import shared_out
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.packed_weights import PackedModel

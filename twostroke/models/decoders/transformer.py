@@ -17,11 +17,10 @@ from torch.nn import functional
 from twostroke.kernels import reference
 from twostroke.kernels.attention.interface import AttentionBackend, AttentionStep, RaggedBatch
 from twostroke.models.decoders.collective import Alone, Collective
-from twostroke.models.decoders.latent_attention import queries_and_keys, values_of
 from twostroke.models.decoders.mixture import counters, mixture
 from twostroke.models.expert_load import ExpertLoad
-from twostroke.models.spec import ModelSpec
-from twostroke.models.weights.products import LayerWeights, ModelWeights
+from twostroke.models.spec import LatentSpec, ModelSpec
+from twostroke.models.weights.products import Latents, LayerWeights, ModelWeights
 from twostroke.models.weights.tensors import NormWeights
 
 
@@ -145,3 +144,33 @@ class Transformer:
 def _with(added: AddedProducts | None, layer: int, stack: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Returns a product y of x with what the step adds to it."""
     return y if added is None else added.add(layer, stack, x, y)
+
+
+def queries_and_keys(projected: torch.Tensor, weights: Latents, spec: LatentSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns q [T, heads, key_dim] and k [T, 1, key_dim], both before rope, of a layer's projected input.
+
+    Instead of all keys, the query of each head is multiplied with the keys' half of the product that makes keys and
+    values of latents: it then meets the latents themselves. What it gathers is a sum of latents, which the values' half
+    turns into one of values.
+
+    `projected` [T, ..] has queries or their latent, then the latent of keys and values and the rotated key.
+    """
+    rows = len(projected)
+    queries = projected.shape[1] - spec.key_dim
+    q, latent, rotated = torch.split(projected, [queries, spec.latent_dim, spec.rope_dim], dim=1)
+    if weights.queries is not None and weights.query_norm is not None:
+        q = weights.queries(_latent_norm(q, weights.query_norm, spec))
+    plain, turned = torch.split(q.reshape(rows, -1, spec.query_dim), [spec.plain_dim, spec.rope_dim], dim=2)
+    absorbed = torch.stack([product(plain[:, head]) for head, product in enumerate(weights.absorb)], dim=1)
+    k = torch.cat((_latent_norm(latent, weights.norm, spec), rotated), dim=1)
+    return torch.cat((absorbed, turned), dim=2), k[:, None]
+
+
+def values_of(attended: torch.Tensor, weights: Latents) -> torch.Tensor:
+    """Returns values [T, heads * value_dim] of each head's sum of latents [T, heads * latent_dim]."""
+    by_head = attended.chunk(len(weights.expand), dim=1)
+    return torch.cat([product(latents) for latents, product in zip(by_head, weights.expand, strict=True)], dim=1)
+
+
+def _latent_norm(x: torch.Tensor, weight: torch.Tensor, spec: LatentSpec) -> torch.Tensor:
+    return functional.rms_norm(x, weight.shape, weight, spec.norm_epsilon)

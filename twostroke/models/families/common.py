@@ -66,3 +66,11 @@ def attention_rules(
     full = AttentionRule(scale=usual, softcap=softcap)
     sliding = AttentionRule(scale=usual, softcap=softcap, window=window, rope=sliding_rope)
     return tuple(full if kind == "full_attention" else sliding for kind in kinds)
+
+
+def experts_per_token(published: PublishedConfig, count: int) -> int:
+    """Returns how many experts a token has. Raises UnsupportedModel for none, and for more than there are."""
+    chosen = int(published.config.num_experts_per_tok)
+    if not 1 <= chosen <= count:
+        raise published.refusal(f"num_experts_per_tok {chosen!r} of {count} experts")
+    return chosen

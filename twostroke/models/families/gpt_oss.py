@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from twostroke.kernels.activation import Activation, Clamp
-from twostroke.models.families.common import attention_bias, attention_rules, read_like_llama
-from twostroke.models.families.experts import experts_per_token
+from twostroke.models.families.common import attention_bias, attention_rules, experts_per_token, read_like_llama
 from twostroke.models.families.published import PublishedConfig
 from twostroke.models.families.tensors import Family
 from twostroke.models.spec import ExpertSpec, ModelSpec

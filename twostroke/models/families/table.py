@@ -5,21 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from twostroke.kernels.layout import Layout
-from twostroke.models.families.deepseek_v2 import DEEPSEEK_V2
-from twostroke.models.families.deepseek_v3 import DEEPSEEK_V3
-from twostroke.models.families.gemma2 import GEMMA2
-from twostroke.models.families.gemma3 import GEMMA3
-from twostroke.models.families.gpt2 import GPT2
-from twostroke.models.families.gpt_neox import GPT_NEOX
+from twostroke.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from twostroke.models.families.gemma import GEMMA2, GEMMA3
+from twostroke.models.families.gpt import GPT2, GPT_NEOX
 from twostroke.models.families.gpt_oss import GPT_OSS
-from twostroke.models.families.llama import LLAMA
-from twostroke.models.families.mistral import MISTRAL
-from twostroke.models.families.mixtral import MIXTRAL
+from twostroke.models.families.llama import LLAMA, MISTRAL, MIXTRAL
 from twostroke.models.families.phi3 import PHI3
-from twostroke.models.families.qwen2 import QWEN2
-from twostroke.models.families.qwen2_moe import QWEN2_MOE
-from twostroke.models.families.qwen3 import QWEN3
-from twostroke.models.families.qwen3_moe import QWEN3_MOE
+from twostroke.models.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 from twostroke.models.families.tensors import family_source
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.stored.model_files import LayoutOf

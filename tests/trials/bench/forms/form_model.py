@@ -23,8 +23,7 @@ from twostroke.kernels.cpu.team import Team
 from twostroke.kv_cache.form import PageShape, page_form
 from twostroke.models.catalog import places
 from twostroke.models.decoders.choice import LoadOptions, load_model
-from twostroke.models.page_forms.balanced_keys import balanced
-from twostroke.models.page_forms.key_centers import key_centers
+from twostroke.models.page_forms.balanced_keys import balanced, key_centers
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec

@@ -24,7 +24,7 @@ from twostroke.config.adapters import AdapterConfig
 from twostroke.engine.backends.built import BuiltEngine
 from twostroke.engine.backends.cuda.fit import devices_from
 from twostroke.engine.build import build_runner
-from twostroke.engine.ranks.device_pages import RankedDeviceMemory
+from twostroke.engine.ranks.cuda import RankedDeviceMemory
 from twostroke.kernels.page_forms.page_conversion import convert_page
 from twostroke.kv_cache.form import Conversion, KvForm
 from twostroke.kv_cache.memory import Pages

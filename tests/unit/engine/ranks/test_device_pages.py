@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from twostroke.device.memory import DeviceMemory
-from twostroke.engine.ranks.device_pages import RankedDeviceMemory
+from twostroke.engine.ranks.cuda import RankedDeviceMemory
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
 
 PAGES, PART_BYTES, WINDOW_PART_BYTES = 4, 24, 16

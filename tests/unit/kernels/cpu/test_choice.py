@@ -22,11 +22,12 @@ from twostroke.kernels.cpu.choice import (
     NOT_KEPT,
     NOTHING_BUILT,
     ONLY_ONE,
+    ROWS,
     choose_kernels,
     fastest,
+    trial_seconds,
     variant_and_reason,
 )
-from twostroke.kernels.cpu.trial import ROWS, trial_seconds
 from twostroke.kernels.cpu.variants import OVERRIDE
 
 

@@ -56,7 +56,7 @@ def rows_of(*adapters: bytes | None) -> Batch:
     """A step of a row for each of these adapters."""
     none = np.zeros(len(adapters), np.int32)
     starts = np.arange(len(adapters) + 1, dtype=np.int32)
-    return Batch(none, none, starts, none, none[:, None], none.astype(np.int64), adapters=adapters)
+    return Batch(none, none, starts, none, none[:, None], none.astype(np.int64), weights=adapters)
 
 
 def test_all_ranks_have_the_adapters_of_the_first_one(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.unit.models.generic_configs import GENERIC, WINDOW
 from tests.unit.models.test_families import NEW_TOKENS, ODD, Pages, greedy, one_thread, reference
 from twostroke.base.errors import ConfigError
 from twostroke.config.model import TRANSFORMERS
-from twostroke.engine.generic.code import GenericCode
+from twostroke.engine.generic.trial import GenericCode
 from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.pools.page_pool import PagePool

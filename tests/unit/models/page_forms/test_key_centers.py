@@ -13,7 +13,7 @@ from tests.unit.models.test_registry import SIZES, YARN, saved
 from twostroke.kernels import reference
 from twostroke.kernels.pools.page_pool import PagePool
 from twostroke.kv_cache.form import FORMS, PageShape
-from twostroke.models.page_forms.key_centers import key_centers
+from twostroke.models.page_forms.balanced_keys import key_centers
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import MEAN_POSITIONS, rope_tables
 from twostroke.models.weights.files import TensorFiles

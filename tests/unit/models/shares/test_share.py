@@ -31,8 +31,8 @@ from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
 from twostroke.models.shares.share import share_of
 from twostroke.models.shares.shared_out import pages_of_share, shares_in
+from twostroke.ranks.collectives import RankSums
 from twostroke.ranks.group import RankGroup, create_memory
-from twostroke.ranks.sums import RankSums
 from twostroke.scheduler.batch import Batch
 
 __all__ = ["one_thread"]

@@ -16,10 +16,9 @@ from twostroke.config import Role, WorkerConfig
 from twostroke.engine.backends.built import BuiltEngine, KernelsInUse, closed_on_error
 from twostroke.engine.backends.cpu.runner import ModelRunner, RunnerResources
 from twostroke.engine.backends.facts import NATIVE_ORDER, PIECE_TOKENS, LoadedModel, model_facts
-from twostroke.engine.backends.memory_plan import MemoryPlan, PlannedPool, ProcessNeeds
+from twostroke.engine.backends.memory_plan import MemoryPlan, MemoryUse, PlannedPool, ProcessNeeds
 from twostroke.engine.cores.cores import Cores, check_threads
 from twostroke.engine.extras import NO_BRANCHES, OtherProcesses, RunnerBranches
-from twostroke.engine.memory_use import MemoryUse
 from twostroke.kernels.choice import grouped_pool
 from twostroke.kernels.cpu.build import arithmetic_identity
 from twostroke.kernels.cpu.choice import choose_kernels, variant_and_reason
@@ -129,10 +128,10 @@ class CpuPlan:
             memory,
             runner,
             runner.determinism,
-            neighbours=runner if runner.can_borrow and processes == 1 else None,
+            neighbours=runner if runner.is_native and processes == 1 else None,
             kernels=KernelsInUse(*variant_and_reason(runner.kernels), threads, processes),
             offers=runner.extra.offers(others),
-            weights=self._weights_use(pids, is_packed=runner.has_packed_weights),
+            weights=self._weights_use(pids, is_packed=runner.is_native),
             expert_load=runner.expert_load,
             lost=lost,
         )
@@ -148,7 +147,7 @@ class CpuPlan:
 
 
 class CpuBackend:
-    """See `twostroke.engine.backends.interface.Backend`. It plans shares of a model, and loads all of one."""
+    """See `twostroke.engine.backends.built.Backend`. It plans shares of a model, and loads all of one."""
 
     def __init__(
         self, spec: ModelSpec, model_dir: Path, layouts: LayoutOf | None, branches: RunnerBranches = NO_BRANCHES

@@ -95,12 +95,14 @@ class ModelRunner:
         self._cosines, self._sines = rope_tables(spec.ropes, model.max_model_len or spec.max_position_embeddings)
         try:
             self._model = self._loaded(model_dir, spec, backend, model, with_head=with_head, collective=on.collective)
+            self.is_native = isinstance(self._model, NativeTransformer)
+            """Whether native kernels compute it. They pack its weights, and cores of others make its steps shorter."""
             linears: Linears | None = SteadyLinears() if model.deterministic else TorchLinears()
-            if isinstance(self._model, NativeTransformer):
+            if self.is_native:
                 linears = None
             of_model = on.branches.extra
             self.extra = NO_EXTRA if of_model is None else of_model(model_dir, spec, kind, linears=linears)
-            if isinstance(self._model, NativeTransformer):  # whose threads are the team's
+            if self.is_native:  # its threads are those of the team
                 torch.set_num_threads(1)
             self.determinism = self._tried(memory, model, spec, pool, with_head=with_head)
         except BaseException:
@@ -172,19 +174,9 @@ class ModelRunner:
         trials.observe(kind, time.perf_counter() - started_s, borrowed)
 
     @property
-    def has_packed_weights(self) -> bool:
-        """Whether its weights are packed for the native kernels."""
-        return isinstance(self._model, NativeTransformer)
-
-    @property
     def expert_load(self) -> ExpertLoad | None:
         """How much each expert had to do, counted as steps run; None for a dense model."""
         return self._model.expert_load
-
-    @property
-    def can_borrow(self) -> bool:
-        """Whether steps get shorter by cores of others: the team's kernels do nearly all of their work."""
-        return isinstance(self._model, NativeTransformer)
 
     def tell_prompts(self, prompts: WaitingPrompts) -> None:
         """Tells the other workers of this host which prompts wait here, while their cores make steps shorter."""

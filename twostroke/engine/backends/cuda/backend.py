@@ -17,9 +17,8 @@ from twostroke.engine.backends.cuda.accelerator import accelerator_for
 from twostroke.engine.backends.cuda.plan import DevicePlan, make_device_runner
 from twostroke.engine.backends.cuda.runner import DeviceRunner
 from twostroke.engine.backends.facts import LoadedModel, model_facts
-from twostroke.engine.backends.memory_plan import MemoryPlan, PlannedPool, ProcessNeeds
+from twostroke.engine.backends.memory_plan import MemoryPlan, MemoryUse, PlannedPool, ProcessNeeds
 from twostroke.engine.determinism import DEVICE
-from twostroke.engine.memory_use import MemoryUse
 from twostroke.kernels.page_forms.nibble_pool import check_shape
 from twostroke.kv_cache.form import page_form
 from twostroke.kv_cache.groups.page_group import groups_apart
@@ -59,7 +58,7 @@ class CudaPlan:
 
 
 class CudaBackend:
-    """See `twostroke.engine.backends.interface.Backend`. It plans shares of a model, and loads all of one."""
+    """See `twostroke.engine.backends.built.Backend`. It plans shares of a model, and loads all of one."""
 
     def __init__(
         self,

@@ -35,8 +35,7 @@ from twostroke.models.memory_needs import (
     exact_bytes,
     working_bytes,
 )
-from twostroke.models.page_forms.balanced_keys import balanced
-from twostroke.models.page_forms.key_centers import key_centers
+from twostroke.models.page_forms.balanced_keys import balanced, key_centers
 from twostroke.models.rope import rope_tables
 from twostroke.models.shares.shared_out import form_of_share, shared_out
 from twostroke.models.spec import ModelSpec

@@ -37,7 +37,7 @@ class PacedPlan:
 
 
 class PacedBackend:
-    """See `twostroke.engine.backends.interface.Backend`."""
+    """See `twostroke.engine.backends.built.Backend`."""
 
     def __init__(self, extra: Callable[[], StepExtra] = NoExtra) -> None:
         self._extra = extra

@@ -1,4 +1,4 @@
-"""What DeepSeek's families have in common: latents in place of keys and values, and layers with experts as MLPs."""
+"""DeepSeek V2, V3 and R1: latents in place of keys and values, and layers with experts as MLPs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from twostroke.kernels.attention.rules import AttentionRule
-from twostroke.models.families.experts import experts_per_token
+from twostroke.models.families.common import experts_per_token, read_like_llama
 from twostroke.models.families.published import PublishedConfig
-from twostroke.models.spec import ExpertSpec, LatentSpec
+from twostroke.models.families.tensors import Family
+from twostroke.models.spec import ExpertSpec, LatentSpec, ModelSpec
 
 NORM_EPSILON: Final = 1e-6
 """The epsilon of the norms of latents in transformers' and in DeepSeek's own code, whatever rms_norm_eps says."""
@@ -89,3 +90,51 @@ def _stretched(published: PublishedConfig) -> float:
     if parameters.get("rope_type", "default") == "default" or not by or parameters["factor"] <= 1:
         return 1.0
     return float((0.1 * by * math.log(parameters["factor"]) + 1.0) ** 2)
+
+
+def _deepseek_v2(published: PublishedConfig) -> ModelSpec:
+    """Returns a decoder with latents, and experts by a softmax, in some models only those of a token's best groups."""
+    published.require("norm_topk_prob", False)
+    published.require("scoring_func", "softmax")
+    return read_like_llama(
+        published,
+        architecture=DEEPSEEK_V2.architecture,
+        **latent_attention(published, is_interleaved=True),
+        **deepseek_experts(published, is_normalised=False, **_groups(published)),
+    )
+
+
+def _groups(published: PublishedConfig) -> dict[str, Any]:
+    published.require("topk_method", "greedy", "group_limited_greedy")
+    return {} if published.config.topk_method == "greedy" else expert_groups(published, best=1)
+
+
+DEEPSEEK_V2: Final = Family(
+    architecture="DeepseekV2ForCausalLM", model_type="deepseek_v2", read=_deepseek_v2, names=NAMES
+)
+
+
+def _deepseek_v3(published: PublishedConfig) -> ModelSpec:
+    """Returns a decoder with latents, and experts by sigmoids, chosen with a correction from a token's best groups.
+
+    Layers that predict further tokens (num_nextn_predict_layers) lie behind the model's own, and are not read.
+    """
+    config = published.config
+    published.require("scoring_func", "sigmoid")
+    published.require("topk_method", "noaux_tc")
+    return read_like_llama(
+        published,
+        architecture=DEEPSEEK_V3.architecture,
+        **latent_attention(published, is_interleaved=bool(config.rope_interleave)),
+        **deepseek_experts(
+            published,
+            is_sigmoid=True,
+            is_normalised=bool(config.norm_topk_prob),
+            **expert_groups(published, best=2),
+        ),
+    )
+
+
+DEEPSEEK_V3: Final = Family(
+    architecture="DeepseekV3ForCausalLM", model_type="deepseek_v3", read=_deepseek_v3, names=NAMES
+)

@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, norms with a mean and a bias, matrices that lie as [inputs, outputs]."""
+"""GPT-2, GPT-NeoX and Pythia: norms with a mean and a bias."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Final
 from twostroke.kernels.activation import Activation
 from twostroke.kernels.attention.rules import AttentionRule
 from twostroke.models.families.published import PublishedConfig
-from twostroke.models.families.ropes import no_rope
+from twostroke.models.families.ropes import no_rope, reach, read_rope
 from twostroke.models.families.tensors import Family, FusedRows
 from twostroke.models.spec import ModelSpec
 
 
-def _read(published: PublishedConfig) -> ModelSpec:
+def _gpt2(published: PublishedConfig) -> ModelSpec:
+    """Returns a decoder with learned positions, and matrices that lie as [inputs, outputs]."""
     config = published.config
     published.require("add_cross_attention", False)
     return ModelSpec(
@@ -45,7 +46,7 @@ def _scale(published: PublishedConfig, layer: int) -> float:
     return scale / (layer + 1) if config.scale_attn_by_inverse_layer_idx else scale
 
 
-def _fused(spec: ModelSpec) -> dict[str, FusedRows]:
+def _fused_gpt2(spec: ModelSpec) -> dict[str, FusedRows]:
     parts = (spec.hidden_size,) * 3
     return {f"self_attn.{name}_proj": FusedRows(1, parts, index) for index, name in enumerate("qkv")}
 
@@ -53,7 +54,7 @@ def _fused(spec: ModelSpec) -> dict[str, FusedRows]:
 GPT2: Final = Family(
     architecture="GPT2LMHeadModel",
     model_type="gpt2",
-    read=_read,
+    read=_gpt2,
     names={
         "model.embed_tokens": "transformer.wte",
         "model.position_embeddings": "transformer.wpe",
@@ -66,6 +67,56 @@ GPT2: Final = Family(
         "mlp.down_proj": "mlp.c_proj",
     },
     layers="transformer.h",
-    fused=_fused,
+    fused=_fused_gpt2,
     is_transposed=True,
+)
+
+
+def _gpt_neox(published: PublishedConfig) -> ModelSpec:
+    """Returns a decoder with attention and MLP side by side, and partly rotated heads."""
+    config = published.config
+    has_bias = bool(config.attention_bias)
+    return ModelSpec(
+        architecture=GPT_NEOX.architecture,
+        hidden_size=config.hidden_size,
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_attention_heads,
+        head_dim=published.head_dim(),
+        intermediate_size=config.intermediate_size,
+        vocab_size=config.vocab_size,
+        max_position_embeddings=reach(published),
+        eos_token_ids=published.eos_token_ids(),
+        ropes=(read_rope(published, may_be_partial=True),),
+        norm_epsilon=config.layer_norm_eps,
+        activation=Activation(published.activation(), is_gated=False),
+        tie_word_embeddings=bool(config.tie_word_embeddings),
+        qkv_bias=has_bias,
+        attention_output_bias=has_bias,
+        mlp_bias=True,
+        is_layer_norm=True,
+        is_parallel=bool(config.use_parallel_residual),
+    )
+
+
+def _fused_gpt_neox(spec: ModelSpec) -> dict[str, FusedRows]:
+    parts = (spec.head_dim,) * 3
+    return {f"self_attn.{name}_proj": FusedRows(spec.heads, parts, index) for index, name in enumerate("qkv")}
+
+
+GPT_NEOX: Final = Family(
+    architecture="GPTNeoXForCausalLM",
+    model_type="gpt_neox",
+    read=_gpt_neox,
+    names={
+        "model.embed_tokens": "gpt_neox.embed_in",
+        "model.norm": "gpt_neox.final_layer_norm",
+        "lm_head": "embed_out",
+        **{f"self_attn.{name}_proj": "attention.query_key_value" for name in "qkv"},
+        "self_attn.o_proj": "attention.dense",
+        "mlp.up_proj": "mlp.dense_h_to_4h",
+        "mlp.down_proj": "mlp.dense_4h_to_h",
+    },
+    layers="gpt_neox.layers",
+    fused=_fused_gpt_neox,
 )
