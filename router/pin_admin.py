@@ -68,7 +68,7 @@ class PinAdmin:
             expires_s=time.time() + request.ttl_s if request.HasField("ttl_s") else None,
             max_bytes=request.max_bytes,
             text=self._handler.text.decode(pinned[:64], skip_special_tokens=True),
-            adapter=None if named is None else named.ref,
+            conditions=None if named is None else named.conditions,
         )
         message = pin_to_message(pin, facts.fingerprint, tuple(request.workers))
         put = pins_pb2.PutPinRequest(pin=message, per_role=request.per_role)

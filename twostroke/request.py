@@ -199,6 +199,13 @@ class AdapterRef:
     """The folder that it was loaded from; a reader of it checks the digest."""
 
 
+@dataclass(frozen=True, slots=True)
+class BlockConditions:
+    """What computes blocks beside the model. It goes along with their hashes, and only branches look into it."""
+
+    adapter: AdapterRef
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """What a client wants of one prompt. All choices and attempts refer to it, and workers get it as one message."""
@@ -210,8 +217,8 @@ class GenerateRequest:
     """Salt of the blocks after the public ones: only requests with the same salt share them."""
     public_blocks: int = 0
     """How many of the prompt's first blocks have hashes without a salt, so that everybody shares them."""
-    adapter: AdapterRef | None = None
-    """Computes the answer; None: only the model."""
+    conditions: BlockConditions | None = None
+    """What computes the answer; None: only the model."""
     deadline_s: float | None = None
     """Unix seconds (time.time)."""
     speculation: str = ""
@@ -229,7 +236,7 @@ class GenerateRequest:
     @property
     def own_weights(self) -> bytes:
         """Digest of the weights that compute the answer beside the model's; empty where there are none."""
-        return b"" if self.adapter is None else self.adapter.digest
+        return b"" if self.conditions is None else self.conditions.adapter.digest
 
     @property
     def scores_prompt(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from twostroke.kv_cache.block import adapter_salt
-from twostroke.request import AdapterRef
+from twostroke.request import AdapterRef, BlockConditions
 from twostroke.rpc.v1 import adapters_pb2, fleet_pb2
 
 
@@ -24,6 +24,10 @@ class NamedModel:
     def salted(self, salt: bytes) -> bytes:
         """Returns a salt with which no other model has blocks in common."""
         return adapter_salt(salt, self.ref.digest)
+
+    @property
+    def conditions(self) -> BlockConditions:
+        return BlockConditions(self.ref)
 
     @classmethod
     def of(cls, message: adapters_pb2.NamedAdapter) -> NamedModel:

@@ -117,8 +117,8 @@ class Setups:
 
         A worker that has not measured any load costs nothing.
         """
-        adapter, grammar = wanted.adapter, wanted.sampling.grammar
-        is_loaded = adapter is None or adapter.digest in worker.load.adapters
+        weights, grammar = wanted.own_weights, wanted.sampling.grammar
+        is_loaded = not weights or weights in worker.load.adapters
         kept = self._by_worker.get((worker.worker_id, worker.epoch), ())
         is_compiled = grammar is None or hash(grammar.source) in kept
         return 0.0 if is_loaded else worker.load.adapter_load_s, 0.0 if is_compiled else compile_s

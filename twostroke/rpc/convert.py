@@ -17,6 +17,7 @@ from twostroke.kv_cache.parts import GroupKind, Part
 from twostroke.request import (
     AdapterRef,
     Attempt,
+    BlockConditions,
     CacheHint,
     GenerateRequest,
     Grammar,
@@ -25,7 +26,7 @@ from twostroke.request import (
     SamplingParams,
 )
 from twostroke.rpc.peer import PeerPrefix
-from twostroke.rpc.v1 import adapters_pb2, control_pb2, worker_pb2
+from twostroke.rpc.v1 import control_pb2, pins_pb2, worker_pb2
 from twostroke.tracing.context import TraceContext, header_of
 
 ADAPTER_DIGEST_BYTES = 16
@@ -78,19 +79,20 @@ def sampling_from_message(message: worker_pb2.Sampling) -> SamplingParams:
 
 
 def request_to_message(request: GenerateRequest) -> worker_pb2.Request:
-    return worker_pb2.Request(
+    message = worker_pb2.Request(
         **_REQUEST.values_of(request),
         sampling=sampling_to_message(request.sampling),
-        adapter=adapter_to_message(request.adapter),
         hints=[worker_pb2.CacheHint(blocks=hint.blocks, seconds=hint.seconds) for hint in request.hints],
     )
+    put_conditions(message, request.conditions)
+    return message
 
 
 def request_from_message(message: worker_pb2.Request) -> GenerateRequest:
     return GenerateRequest(
         **_REQUEST.values_in(message),
         sampling=sampling_from_message(message.sampling),
-        adapter=adapter_from_message(message.adapter) if message.HasField("adapter") else None,
+        conditions=conditions_of(message),
         hints=tuple(CacheHint(hint.blocks, hint.seconds) for hint in message.hints),
     )
 
@@ -159,18 +161,24 @@ class _SameFields:
 
 
 _SAMPLING = _SameFields(SamplingParams, worker_pb2.Sampling, apart={"logit_bias", "grammar"})
-_REQUEST = _SameFields(GenerateRequest, worker_pb2.Request, apart={"sampling", "adapter", "hints"})
+_REQUEST = _SameFields(GenerateRequest, worker_pb2.Request, apart={"sampling", "conditions", "hints"})
 
 
-def adapter_to_message(adapter: AdapterRef | None) -> adapters_pb2.Adapter | None:
-    return None if adapter is None else adapters_pb2.Adapter(digest=adapter.digest, path=adapter.path)
+def put_conditions(
+    message: worker_pb2.Request | worker_pb2.PullRequest | pins_pb2.Pin, conditions: BlockConditions | None
+) -> None:
+    """Says in a message about blocks what computes them."""
+    if conditions is not None:
+        message.adapter.digest, message.adapter.path = conditions.adapter.digest, conditions.adapter.path
 
 
-def adapter_from_message(message: adapters_pb2.Adapter) -> AdapterRef:
-    """Raises InvalidRequest for what is no digest: it names files."""
-    if len(message.digest) != ADAPTER_DIGEST_BYTES:
+def conditions_of(message: worker_pb2.Request | worker_pb2.PullRequest | pins_pb2.Pin) -> BlockConditions | None:
+    """Returns what computes the blocks of a message. Raises InvalidRequest for what is no digest: it names files."""
+    if not message.HasField("adapter"):
+        return None
+    if len(message.adapter.digest) != ADAPTER_DIGEST_BYTES:
         raise InvalidRequest(f"the digest of an adapter has {ADAPTER_DIGEST_BYTES} bytes", field="adapter.digest")
-    return AdapterRef(message.digest, message.path)
+    return BlockConditions(AdapterRef(message.adapter.digest, message.adapter.path))
 
 
 def tokens_to_messages(tokens: Sequence[SampledToken]) -> list[worker_pb2.Token]:

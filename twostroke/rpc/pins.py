@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twostroke.base.ids import PinId
 from twostroke.kv_cache.pins.pin_table import Pin
-from twostroke.rpc.convert import adapter_from_message, adapter_to_message, hashes_from_bytes, hashes_to_bytes
+from twostroke.rpc.convert import conditions_of, hashes_from_bytes, hashes_to_bytes, put_conditions
 from twostroke.rpc.v1 import pins_pb2
 
 MOST_TEXT_CHARS = 80
@@ -12,7 +12,7 @@ MOST_TEXT_CHARS = 80
 
 
 def pin_to_message(pin: Pin, fingerprint: str, workers: tuple[str, ...] = ()) -> pins_pb2.Pin:
-    return pins_pb2.Pin(
+    message = pins_pb2.Pin(
         pin_id=pin.pin_id,
         owner=pin.owner,
         tenant=pin.tenant,
@@ -23,12 +23,13 @@ def pin_to_message(pin: Pin, fingerprint: str, workers: tuple[str, ...] = ()) ->
         max_bytes=pin.max_bytes,
         text=pin.text,
         fingerprint=fingerprint,
-        adapter=adapter_to_message(pin.adapter),
     )
+    put_conditions(message, pin.conditions)
+    return message
 
 
 def pin_from_message(message: pins_pb2.Pin) -> Pin:
-    """Raises InvalidRequest where the hashes have half a block, or an adapter has no digest."""
+    """Raises InvalidRequest where the hashes have half a block, or what computes them is no digest."""
     return Pin(
         pin_id=PinId(message.pin_id),
         owner=message.owner,
@@ -38,5 +39,5 @@ def pin_from_message(message: pins_pb2.Pin) -> Pin:
         expires_s=message.expires_s if message.HasField("expires_s") else None,
         max_bytes=message.max_bytes,
         text=message.text[:MOST_TEXT_CHARS],
-        adapter=adapter_from_message(message.adapter) if message.HasField("adapter") else None,
+        conditions=conditions_of(message),
     )

@@ -19,7 +19,7 @@ from twostroke.engine.backends.built import BuiltEngine
 from twostroke.engine.loop import EngineThread
 from twostroke.kv_cache.memory import Pages
 from twostroke.kv_cache.parts import GroupKind
-from twostroke.request import AdapterRef, Attempt
+from twostroke.request import Attempt, BlockConditions
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2
 from twostroke.scheduler.batch import Batch, StepResult
@@ -165,8 +165,8 @@ class Branch:
         """Returns suppliers on this worker, which are asked before other workers."""
         return ()
 
-    def constraints_of(self, adapter: AdapterRef) -> tuple[Constraint, ...]:
-        """Returns the constraints of a sequence that is computed with this adapter."""
+    def constraints_of(self, conditions: BlockConditions) -> tuple[Constraint, ...]:
+        """Returns the constraints of a sequence whose blocks are computed under these conditions."""
         return ()
 
     def opened(self, attempt: Attempt) -> None:
@@ -243,13 +243,13 @@ class Branches:
     def suppliers_of(self, sequence: Sequence) -> ListOf[Supplier]:
         return [supplier for each in self.each for supplier in each.suppliers_of(sequence)]
 
-    def constraints_of(self, adapter: AdapterRef | None) -> tuple[Constraint, ...]:
-        """Returns the constraints of a sequence with this adapter, if any. Raises UnsupportedFeature."""
-        if adapter is None:
+    def constraints_of(self, conditions: BlockConditions | None) -> tuple[Constraint, ...]:
+        """Returns the constraints of a sequence under these conditions, if any. Raises UnsupportedFeature."""
+        if conditions is None:
             return ()
-        constraints = [constraint for each in self.each for constraint in each.constraints_of(adapter)]
+        constraints = [constraint for each in self.each for constraint in each.constraints_of(conditions)]
         if not constraints:
-            raise UnsupportedFeature("this worker was started without the branch for adapters", field="model")
+            raise UnsupportedFeature("this worker was started without the branch for this model", field="model")
         return tuple(constraints)
 
 

@@ -103,7 +103,6 @@ class EngineState:
         self.lost = built.lost
         self.engine = EngineThread(built.runner, profiler)
         self.neighbours = built.neighbours
-        self.adapters = built.adapters
         self.rates = Rates()
         self.is_calibrated = False
         self._epoch = _EpochLog()

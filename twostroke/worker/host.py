@@ -17,7 +17,7 @@ from twostroke.config import WorkerConfig
 from twostroke.kv_cache.groups.group_pool import GroupPool
 from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.observability.telemetry import MetricsServer
-from twostroke.request import AdapterRef
+from twostroke.request import BlockConditions
 from twostroke.rpc.clock import machine_name
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
@@ -113,9 +113,9 @@ class WorkerHost:
         await asyncio.to_thread(self._metrics_server.close)
         await asyncio.to_thread(self.recorder.close)
 
-    def constraints_of(self, adapter: AdapterRef | None) -> tuple[Constraint, ...]:
-        """Returns the constraints of a sequence with this adapter, if any. Raises UnsupportedFeature."""
-        return self.branches.constraints_of(adapter)
+    def constraints_of(self, conditions: BlockConditions | None) -> tuple[Constraint, ...]:
+        """Returns the constraints of a sequence under these conditions, if any. Raises UnsupportedFeature."""
+        return self.branches.constraints_of(conditions)
 
     def suppliers_here(self, sequence: KnownSequence) -> Sequence[Supplier]:
         """Returns the suppliers of this worker itself, which are asked before other workers."""

@@ -12,7 +12,7 @@ from twostroke.config import WorkerConfig
 from twostroke.engine.backends.facts import LoadedModel
 from twostroke.engine.determinism import Determinism
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.request import AdapterRef
+from twostroke.request import BlockConditions
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.cost import Budget
 from twostroke.scheduler.scheduler import Scheduler
@@ -111,5 +111,5 @@ class RoleHost(Protocol):
     def suppliers_here(self, sequence: Sequence) -> ListOf[Supplier]:
         """Returns the suppliers of this worker itself, which are asked before other workers."""
 
-    def constraints_of(self, adapter: AdapterRef | None) -> tuple[Constraint, ...]:
-        """Returns the constraints of a sequence with this adapter, if any."""
+    def constraints_of(self, conditions: BlockConditions | None) -> tuple[Constraint, ...]:
+        """Returns the constraints of a sequence under these conditions, if any."""

@@ -7,7 +7,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 from twostroke.base.errors import ServeError
-from twostroke.request import AdapterRef
+from twostroke.config import WorkerConfig
+from twostroke.engine.adapters.slots import AdapterSlots
+from twostroke.engine.backends.built import BuiltEngine
+from twostroke.request import BlockConditions
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import adapters_pb2_grpc, control_pb2
 from twostroke.scheduler.constraints.adapted import Adapted, with_adapter
@@ -16,14 +19,31 @@ from twostroke.worker.adapters.cache import AdapterCache
 from twostroke.worker.adapters.metrics import AdapterMetrics
 from twostroke.worker.adapters.service import WorkerAdaptersService
 from twostroke.worker.branches import Branch, BranchHost
+from twostroke.worker.engine_state import LoadedBranch
 from twostroke.worker.role_host import RoleHandlers
 
 
+class LoadedSlots(LoadedBranch):
+    """The engine's slots for adapters. The cache of each epoch fills them, and empties them at its end."""
+
+    def __init__(self, slots: AdapterSlots) -> None:
+        self.slots = slots
+
+
 class Adapters(Branch):
-    def __init__(self, host: BranchHost) -> None:
+    @staticmethod
+    def load(config: WorkerConfig, built: BuiltEngine) -> LoadedSlots:
+        return LoadedSlots(built.adapters)
+
+    @classmethod
+    def mount(cls, host: BranchHost, loaded: LoadedBranch | None) -> Adapters:
+        assert isinstance(loaded, LoadedSlots)
+        return cls(host, loaded.slots)
+
+    def __init__(self, host: BranchHost, slots: AdapterSlots) -> None:
         super().__init__(host)
         self.cache = AdapterCache(
-            host.engine_state.adapters,
+            slots,
             host.engine,
             host.config.adapters,
             AdapterMetrics(host.config.role.value, host.metrics.registry),
@@ -31,8 +51,8 @@ class Adapters(Branch):
             wake=host.wake,
         )
 
-    def constraints_of(self, adapter: AdapterRef) -> tuple[Constraint, ...]:
-        return (Adapted(adapter, self.cache),)
+    def constraints_of(self, conditions: BlockConditions) -> tuple[Constraint, ...]:
+        return (Adapted(conditions.adapter, self.cache),)
 
     def serve(self, rpc: RpcServer, tasks: asyncio.TaskGroup) -> None:
         adapters_pb2_grpc.add_WorkerAdaptersServicer_to_server(WorkerAdaptersService(self.cache), rpc.server)

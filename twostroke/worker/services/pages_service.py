@@ -21,8 +21,8 @@ from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.memory import Pages
 from twostroke.kv_cache.parts import GroupKind, Part, blocks_of
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.request import AdapterRef
-from twostroke.rpc.convert import adapter_from_message, hashes_from_bytes
+from twostroke.request import BlockConditions
+from twostroke.rpc.convert import conditions_of, hashes_from_bytes
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.tracing.context import TraceContext
@@ -53,8 +53,8 @@ class RequestedBlocks:
     """A worker that holds a prefix: missing blocks are fetched there before any is computed."""
     trace: TraceContext | None = None
     """The span of the pull."""
-    adapter: AdapterRef | None = None
-    """Missing blocks are computed with it."""
+    conditions: BlockConditions | None = None
+    """Missing blocks are computed under these."""
 
 
 class PageJob(Protocol):
@@ -207,9 +207,8 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         if len(tokens) < blocks * self._block_size and not request.cached_only:
             raise InvalidRequest(f"{len(tokens)} tokens do not fill {blocks} blocks", field="tokens")
         trace = TraceContext.parse(request.traceparent)
-        adapter = adapter_from_message(request.adapter) if request.HasField("adapter") else None
         peer, request_id = PeerPrefix.of(request), RequestId(request.request_id)
-        return RequestedBlocks(request_id, tokens, hashes[:blocks], parts, peer, trace, adapter)
+        return RequestedBlocks(request_id, tokens, hashes[:blocks], parts, peer, trace, conditions_of(request))
 
     def _wanted_parts(self, request: worker_pb2.PullRequest) -> list[Part]:
         """Returns what is wanted, in order. Raises InvalidRequest."""

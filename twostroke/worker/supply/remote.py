@@ -15,7 +15,7 @@ from twostroke.base.ids import SessionId, WorkerId
 from twostroke.config import WorkerConfig
 from twostroke.kv_cache.parts import Part
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.request import AdapterRef
+from twostroke.request import BlockConditions
 from twostroke.rpc.peer import ANSWER_S, PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.scheduler import Scheduler
@@ -81,7 +81,8 @@ class Ordered:
     """When the page source will have the blocks, as the router foresaw, at the first admission."""
     deadline_s: float | None = None
     """Deadline of the request in Unix seconds."""
-    adapter: AdapterRef | None = None
+    conditions: BlockConditions | None = None
+    """The source computes the blocks under these."""
     trace: OpenSpan | None = None
     """The parent span of pulls."""
     arrived: Callable[[int], None] | None = None
@@ -140,7 +141,7 @@ class _PageSource:
                 _spec(self.host, self.sequence, self.source, parts, ordered),
                 peer=ordered.peer,
                 deadline_s=ordered.deadline_s,
-                adapter=ordered.adapter,
+                conditions=ordered.conditions,
             )
             behind.pulling(self.host.pulls.start(spec, self.tasks))
         return []

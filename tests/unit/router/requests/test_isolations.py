@@ -98,7 +98,7 @@ async def test_no_two_requests_share_blocks_that_differ_in_anything_that_keeps_b
     firsts = [block_hashes_of(each.prompt, 16, each.salt)[0] for each in asked]
     shared = [pair for pair in itertools.combinations(range(len(CASES)), 2) if firsts[pair[0]] == firsts[pair[1]]]
     assert [(CASES[one], CASES[other]) for one, other in shared] == []
-    assert [each.adapter is None for each in asked] == [model == "toy" for _, _, model, _ in CASES]
+    assert [each.conditions is None for each in asked] == [model == "toy" for _, _, model, _ in CASES]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
