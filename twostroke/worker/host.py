@@ -82,8 +82,14 @@ class WorkerHost:
         self.branches = Branches.of(table, self)
         self.steps = EngineSteps(config, engine_state, self.metrics, self.branches)
         self.scheduler, self.loop, self.progress = self.steps.scheduler, self.steps.loop, self.steps.progress
-        self.exchange = PageExchange.of(
-            config, engine_state, us=self.us, validator=self.validator, metrics=self.metrics, wake=self.loop.wake
+        self.exchange = PageExchange(
+            config,
+            engine_state,
+            us=self.us,
+            validator=self.validator,
+            metrics=self.metrics,
+            converting=self.branches.landing,
+            wake=self.loop.wake,
         )
         self.pulls = self.exchange.pulls
         self.rpc = RpcServer(
@@ -99,7 +105,9 @@ class WorkerHost:
         compute.
         """
         identity = Identity(self.config.worker_id, self.epoch, self.facts.page_identity, self.config.cluster_token)
-        await self.exchange.open(identity, self.engine_state)
+        await self.exchange.open(identity)
+        for branch in self.branches.each:
+            await branch.open(identity)
         await self.steps.prepare()
 
     async def close(self) -> None:
@@ -132,8 +140,9 @@ class WorkerHost:
     def _watch(self) -> None:
         """Reports all parts at every scrape."""
         self.metrics.watch(self.pool, self.scheduler, self.feed.log)
-        exchange = self.exchange
-        self.metrics.watch_pages(exchange.digests, exchange.transports, exchange.converted, exchange.converting)
+        served = self.branches.served
+        others = () if served is None else served.transports
+        self.metrics.watch_pages(self.exchange.digests, self.exchange.transports, others)
 
     def new_session(self) -> SessionId:
         return SessionId(next(self._sessions))
@@ -242,7 +251,6 @@ class WorkerHost:
                 control_pb2.LinkRate(worker_id=peer, latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
                 for peer, link in links.items()
             ],
-            conversion_page_s=self.exchange.conversion_page_s,
             further=_further_report(self.pool.others),
             stream_step=control_pb2.StreamStep(**dataclasses.asdict(self.loop.stream_steps.each)),
         )

@@ -23,9 +23,7 @@ from twostroke.scheduler.batching import Step
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.transfer.base import PageTransport
-from twostroke.worker.landing.converted_pages import ConvertedPages
-from twostroke.worker.landing.digests import PageDigests
-from twostroke.worker.landing.landing import ConvertingLanding
+from twostroke.worker.page_ends import PageDigests
 
 PULL_TROUBLES = (PeerLost, TransferFailed, StaleEpoch, Overloaded)
 """Error kinds that are exported from 0 on, so that their first occurrence has a rate."""
@@ -138,14 +136,10 @@ class WorkerMetrics:
             self.registry.register(_ExpertLoads(self._role, load))
 
     def watch_pages(
-        self,
-        digests: PageDigests,
-        transports: Sequence[PageTransport],
-        converted: ConvertedPages | None,
-        converting: ConvertingLanding | None,
+        self, digests: PageDigests, transports: Sequence[PageTransport], others: Sequence[PageTransport] = ()
     ) -> None:
-        """Reports at every scrape the cost of digests and conversions, and refused page connections."""
-        self.registry.register(_PageCounters(self._role, digests, transports, converted, converting))
+        """Reports at every scrape the cost of digests and refused page connections, those to `others` too."""
+        self.registry.register(_PageCounters(self._role, digests, transports, others))
         for transport in transports:
             self._pull_bytes.labels(self._role, transport.name)
             self._pull_seconds.labels(self._role, transport.name)
@@ -255,31 +249,17 @@ class _ExpertLoads(Collector):
 
 class _PageCounters(Collector):
     def __init__(
-        self,
-        role: str,
-        digests: PageDigests,
-        transports: Sequence[PageTransport],
-        converted: ConvertedPages | None,
-        converting: ConvertingLanding | None,
+        self, role: str, digests: PageDigests, transports: Sequence[PageTransport], others: Sequence[PageTransport]
     ) -> None:
         self._role = role
         self._digests = digests
         self._transports = transports
-        self._converted = converted
-        self._converters = [each.converter for each in (converted, converting) if each is not None]
+        self._others = others
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        converted = self._converted
-        original_bytes, sent_bytes = converted.served_bytes if converted else (0, 0)
-        pages = sum(converter.pages for converter in self._converters)
-        seconds = sum(converter.seconds for converter in self._converters)
         for name, text, value in (
             ("digest_seconds", "Time spent on digests of pages, served and arrived.", self._digests.seconds),
             ("digest_bytes", "Page bytes that were digested.", self._digests.bytes),
-            ("converted_pages", "Pages converted here, from another form or for workers of one.", pages),
-            ("conversion_seconds", "Time spent on converting pages.", seconds),
-            ("converted_original_bytes", "Bytes of served converted pages, as they lie here.", original_bytes),
-            ("converted_sent_bytes", "Bytes of served converted pages, as they were sent.", sent_bytes),
         ):
             counter = CounterMetricFamily(f"twostroke_{name}", text, labels=("role",))
             counter.add_metric((self._role,), value)
@@ -290,7 +270,7 @@ class _PageCounters(Collector):
             labels=("role", "transport", "reason"),
         )
         counts = collections.Counter[tuple[str, str]]()
-        for transport in (*self._transports, *(converted.transports if converted else ())):
+        for transport in (*self._transports, *self._others):
             counts.update({(transport.name, reason): count for reason, count in transport.refused.items()})
         for (name, reason), count in counts.items():
             refused.add_metric((self._role, name, reason), count)

@@ -43,9 +43,9 @@ from twostroke.transfer.base import (
     fence_for_good,
 )
 from twostroke.transfer.registry import better_transports, leading_to
-from twostroke.worker.landing.landing import ConvertingLanding, DirectLanding, Landing
 from twostroke.worker.measured.link_rates import LinkRates
 from twostroke.worker.metrics import WorkerMetrics
+from twostroke.worker.page_ends import DirectLanding, Landing, LandingInOtherForm
 from twostroke.worker.pulls.pull_call import pull_responses
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.supply.pull_spec import OpenPull, PullReport, PullSpec, open_pull
@@ -100,7 +100,7 @@ class PullClient:
         direct: DirectLanding,
         metrics: WorkerMetrics,
         *,
-        converting: ConvertingLanding | None = None,
+        converting: LandingInOtherForm | None = None,
         us: Membership,
         limits: PullLimits,
         wake: Callable[[], None],
@@ -227,7 +227,7 @@ class PullClient:
             raise TransferFailed(f"{worker} did not send what it holds within {within_s:.2f} s") from None
 
     async def _pull(self, session: _Session) -> None:
-        spec = session.spec
+        spec, source = session.spec, WorkerId(session.spec.source.worker_id)
         channel = await self._channel(spec.source)
         request = worker_pb2.PullRequest(
             request_id=spec.request_id,
@@ -239,7 +239,7 @@ class PullClient:
             wanted=wanted_pages(spec.parts),
             cached_only=spec.is_from_peer,
             kv_form=self._validator.kv_form,
-            conversion=self._conversion(WorkerId(spec.source.worker_id)),
+            conversion=self._converting and self._converting.offer(self.links.of(source).bytes_per_s),
             traceparent="" if session.span is None else session.span.context.header,
         )
         put_conditions(request, spec.conditions)
@@ -260,20 +260,9 @@ class PullClient:
                 ready = (await responses.next()).ready
                 if not session.has_begun and not ready.computed and spec.peer is None:
                     now_s = _now_s()
-                    self.links.answered(WorkerId(spec.source.worker_id), now_s - asked_s, now_s)
+                    self.links.answered(source, now_s - asked_s, now_s)
                 session.has_begun = True
                 await self._take(session, connection, ready)
-
-    def _conversion(self, source: WorkerId) -> worker_pb2.PullerConversion | None:
-        """Returns what pages of the source's own form would cost here; None where they cannot be converted now."""
-        converting, link = self._converting, self.links.of(source)
-        if converting is None or not converting.has_room or not link.bytes_per_s:
-            return None
-        converter = converting.converter
-        converter.keep_measured()
-        return worker_pb2.PullerConversion(
-            page_s=converter.page_s, wait_s=converter.wait_s, bytes_per_s=link.bytes_per_s
-        )
 
     def _landing(self, kv_form: str) -> Landing:
         """Returns where pages of this form arrive. Raises FingerprintMismatch for one that was not asked for."""
