@@ -26,7 +26,7 @@ from twostroke.request import (
     SamplingParams,
 )
 from twostroke.rpc.peer import PeerPrefix
-from twostroke.rpc.v1 import control_pb2, pins_pb2, worker_pb2
+from twostroke.rpc.v1 import control_pb2, worker_pb2
 from twostroke.tracing.context import TraceContext, header_of
 
 ADAPTER_DIGEST_BYTES = 16
@@ -164,15 +164,13 @@ _SAMPLING = _SameFields(SamplingParams, worker_pb2.Sampling, apart={"logit_bias"
 _REQUEST = _SameFields(GenerateRequest, worker_pb2.Request, apart={"sampling", "conditions", "hints"})
 
 
-def put_conditions(
-    message: worker_pb2.Request | worker_pb2.PullRequest | pins_pb2.Pin, conditions: BlockConditions | None
-) -> None:
+def put_conditions(message: Any, conditions: BlockConditions | None) -> None:
     """Says in a message about blocks what computes them."""
     if conditions is not None:
         message.adapter.digest, message.adapter.path = conditions.adapter.digest, conditions.adapter.path
 
 
-def conditions_of(message: worker_pb2.Request | worker_pb2.PullRequest | pins_pb2.Pin) -> BlockConditions | None:
+def conditions_of(message: Any) -> BlockConditions | None:
     """Returns what computes the blocks of a message. Raises InvalidRequest for what is no digest: it names files."""
     if not message.HasField("adapter"):
         return None

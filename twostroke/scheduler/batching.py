@@ -36,6 +36,11 @@ class Chunk(NamedTuple):
     def drafted_end(self) -> int:
         return self.end + len(self.drafts)
 
+    @property
+    def rows(self) -> int:
+        """Tokens that are drawn where it samples."""
+        return 1 + len(self.drafts)
+
 
 def terms_of(chunks: ListOf[Chunk]) -> StepTerms:
     """Returns the quantities that the cost of a step of these chunks depends on, without logprobs of prompts."""
@@ -44,7 +49,7 @@ def terms_of(chunks: ListOf[Chunk]) -> StepTerms:
     for chunk in chunks:
         end = chunk.end
         if chunk.samples:
-            streams += 1 + len(chunk.drafts)
+            streams += chunk.rows
             context_tokens += end
             end -= 1
         tokens = end - chunk.start

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from twostroke import __version__
@@ -26,12 +26,15 @@ from twostroke.scheduler.cost import Queued
 from twostroke.scheduler.sequence import Constraint
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.tracing.setup import recorder_of
-from twostroke.transfer.base import Identity
+from twostroke.transfer.base import Identity, PageEndpoint, PageTransport
+from twostroke.transfer.registry import default_names, open_transports
+from twostroke.transfer.sockets.tls import wrapper_for
 from twostroke.worker.branches import Branches, BranchTable
 from twostroke.worker.engine_state import EngineState
 from twostroke.worker.event_feed import EventFeed
 from twostroke.worker.metrics import WorkerMetrics
-from twostroke.worker.page_exchange import PageExchange
+from twostroke.worker.page_ends import DirectLanding, LandingInOtherForm, PageDigests
+from twostroke.worker.pulls.pull_client import PullClient, PullLimits
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.steps.engine_steps import EngineSteps
 from twostroke.worker.supply.supplier import Supplier
@@ -56,6 +59,52 @@ class ReadyInfo:
     pool_bytes: int = 0
     pool_tokens: int = 0
     """What its page pool takes, and how many tokens fit into it."""
+
+
+class PageExchange:
+    """Owns all by which a worker gives pages to others and gets theirs; `open` before use, `close` at the end."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        engine_state: EngineState,
+        *,
+        us: Membership,
+        validator: RequestValidator,
+        metrics: WorkerMetrics,
+        converting: LandingInOtherForm | None,
+        wake: Callable[[], None],
+    ) -> None:
+        """`wake` is called when pages arrive."""
+        self._memory = memory = engine_state.memory
+        names, silence_s = config.runtime.transports or default_names(memory), config.patience.dead_after_s
+        wrapper = wrapper_for(config.cluster_tls)
+        self.transports: list[PageTransport] = open_transports(
+            names, config.host, silence_s, wrapper, config.ports.pages
+        )
+        self.endpoints: list[PageEndpoint] = []
+        self.digests = PageDigests(memory)
+        self.pulls = PullClient(
+            validator,
+            engine_state.pool,
+            DirectLanding(self.digests, self.transports, memory.pages),
+            metrics,
+            converting=converting,
+            us=us,
+            limits=PullLimits(copy_s=config.pull_timeout_s, silence_s=silence_s),
+            wake=wake,
+        )
+
+    async def open(self, identity: Identity) -> None:
+        """Lets workers of this identity read pages."""
+        for transport in self.transports:
+            self.endpoints.append(await transport.open(self._memory, identity))
+
+    async def close(self) -> None:
+        await self.pulls.close()
+        for transport in self.transports:
+            await transport.close()
+        await self.digests.close()
 
 
 class WorkerHost:
@@ -236,7 +285,6 @@ class WorkerHost:
             pages_arriving=self.pool.count(PageState.ARRIVING),
             pages_active=self.pool.count(PageState.ACTIVE),
             pages_quarantined=self.pool.count(PageState.QUARANTINED),
-            pages_pinned=self.pool.count(PageState.PINNED),
             seconds_per_token=rates.seconds_per_token,
             seconds_per_step=rates.seconds_per_step,
             state=self.state,

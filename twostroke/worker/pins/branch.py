@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
+from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.request import Attempt
 from twostroke.rpc.server import RpcServer
-from twostroke.rpc.v1 import pins_pb2_grpc
-from twostroke.worker.branches import Branch
+from twostroke.rpc.v1 import control_pb2, pins_pb2_grpc
+from twostroke.worker.branches import Branch, BranchHost
 from twostroke.worker.pins.handlers import HandlersWithPins
 from twostroke.worker.pins.keeper import PinKeeper
 from twostroke.worker.pins.service import PinsService
@@ -18,6 +19,10 @@ from twostroke.worker.role_host import RoleHandlers
 class Pins(Branch):
     keeper: PinKeeper
     """Begins with `serve`, because its pulls are tasks of the worker."""
+
+    def __init__(self, host: BranchHost) -> None:
+        super().__init__(host)
+        host.pool.unpin_all()  # the supervisor gives an epoch its pins
 
     def serve(self, rpc: RpcServer, tasks: asyncio.TaskGroup) -> None:
         self.keeper = PinKeeper(self.host, tasks)
@@ -35,3 +40,6 @@ class Pins(Branch):
 
     def draining(self) -> None:
         self.keeper.stop_building()
+
+    def add_to_load(self, load: control_pb2.Load) -> None:
+        load.pages_pinned = self.host.pool.count(PageState.PINNED)

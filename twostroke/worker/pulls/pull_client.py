@@ -227,7 +227,7 @@ class PullClient:
             raise TransferFailed(f"{worker} did not send what it holds within {within_s:.2f} s") from None
 
     async def _pull(self, session: _Session) -> None:
-        spec, source = session.spec, WorkerId(session.spec.source.worker_id)
+        spec, source, converting = session.spec, WorkerId(session.spec.source.worker_id), self._converting
         channel = await self._channel(spec.source)
         request = worker_pb2.PullRequest(
             request_id=spec.request_id,
@@ -239,7 +239,7 @@ class PullClient:
             wanted=wanted_pages(spec.parts),
             cached_only=spec.is_from_peer,
             kv_form=self._validator.kv_form,
-            conversion=self._converting and self._converting.offer(self.links.of(source).bytes_per_s),
+            conversion=None if converting is None else converting.offer(self.links.of(source).bytes_per_s),
             traceparent="" if session.span is None else session.span.context.header,
         )
         put_conditions(request, spec.conditions)

@@ -249,7 +249,7 @@ def readable(job: PageJob, parts: Sequence[Part]) -> tuple[dict[Part, PageId], T
 
 
 class CachedOnlyJob:
-    """Serves a pull only from the cache: it holds the wanted blocks that were on any tier when the pull began."""
+    """Serves a pull only from the cache: it holds the wanted blocks that were in the pool or below when it began."""
 
     def __init__(
         self,

@@ -18,7 +18,6 @@ from twostroke.scheduler.cost import Queued
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.step_target import USUAL_S, StepTarget
 from twostroke.scheduler.values import SchedulerLimits
-from twostroke.scheduler.windows.places import places_of, with_windows
 from twostroke.worker.branches import Branches
 from twostroke.worker.condition import Condition
 from twostroke.worker.engine_state import EngineState
@@ -93,7 +92,7 @@ class EngineSteps:
             pages=state.pool.total,
             block_size=state.facts.block_size,
             runs_decode=config.can_sample,
-            window=state.facts.window_shape,
+            placed=state.placed,
         )
         budget = calibration.PACED_BUDGET if config.model.is_paced else calibration.COMPUTED_BUDGET
         started_s = time.monotonic()
@@ -103,7 +102,7 @@ class EngineSteps:
             await calibrate(state.engine, self.loop.rates, step_limits, budget)
             for model in self._second_models:
                 of_model = dataclasses.replace(
-                    step_limits, max_model_len=model.max_model_len, pages=model.pages, window=None
+                    step_limits, max_model_len=model.max_model_len, pages=model.pages, placed=None
                 )
                 await calibrate(model.steps, model.rates, of_model, budget)
                 log.info("%s calibrated %s", model.name, model.rates.cost)
@@ -126,7 +125,7 @@ class ProfiledBuilder:
 def _check_of(config: WorkerConfig, engine_state: EngineState) -> EngineCheck:
     facts, total = engine_state.facts, engine_state.pool.total
     probe = probe_batch(facts.block_size, total, facts.max_model_len, samples=config.can_sample)
-    return EngineCheck(engine_state.engine, with_windows(probe, facts.window_shape), time.monotonic)
+    return EngineCheck(engine_state.engine, engine_state.placed(probe), time.monotonic)
 
 
 def _scheduler_of(
@@ -135,8 +134,7 @@ def _scheduler_of(
     branches: Branches,
 ) -> Scheduler:
     limits = _limits_of(config, engine_state)
-    places = places_of(engine_state.pool)
-    builder = BatchBuilder(limits.block_size, engine_state.pool.total, limits.eos_token_ids, places)
+    builder = BatchBuilder(limits.block_size, engine_state.pool.total, limits.eos_token_ids, engine_state.places)
     profiled = ProfiledBuilder(builder, engine_state.engine.profiler)
     pool, schedule = engine_state.pool, config.schedule
     return Scheduler(pool, schedule, limits, profiled, branches.gate, branches.for_scheduler(limits))

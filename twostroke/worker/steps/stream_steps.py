@@ -11,10 +11,9 @@ from twostroke.scheduler.values import Emission
 
 MEMORY = 1024.0
 """Steps of a stream that are remembered: some answers, so that no single one decides; older ones fade."""
-
 MOST_TOKENS = 33
-"""Tokens that a step counts of one stream at most: all that drafts make known. A grammar can force thousands at once:
-one such answer would decide what is predicted of a thousand steps of others."""
+"""Tokens that a step counts of one stream at most. Some answers get thousands at once: one of them would decide what is
+predicted of a thousand steps of others."""
 
 
 class StreamSteps:
@@ -24,9 +23,10 @@ class StreamSteps:
         """Streams of all steps."""
         self._rows = 0.0
         self._tokens = 0.0
-        self._draft_s = 0.0
-        self._drafting_s = 0.0
-        """Seconds that a draft model has computed since the last step."""
+        self._between_s = 0.0
+        """Seconds of other work before those steps."""
+        self._since_s = 0.0
+        """Seconds of such work since the last step."""
         self._had_streams = False
         """The last step had streams: what is computed before the next one delays them."""
 
@@ -35,12 +35,12 @@ class StreamSteps:
         """What a step does for each of its streams, on average."""
         if not self._streams:
             return StreamStep()
-        return StreamStep(self._rows / self._streams, self._tokens / self._streams, self._draft_s / self._steps)
+        return StreamStep(self._rows / self._streams, self._tokens / self._streams, self._between_s / self._steps)
 
-    def drafted(self, seconds: float) -> None:
-        """Notes that a draft model has computed before the next step."""
+    def worked_between(self, seconds: float) -> None:
+        """Notes that other work came before the next step."""
         if self._had_streams:
-            self._drafting_s += seconds
+            self._since_s += seconds
 
     def observe(self, step: Step, emissions: Sequence[Emission]) -> None:
         """Counts a step and the tokens that it has made known. The first token of an answer is no stream's yet."""
@@ -51,10 +51,10 @@ class StreamSteps:
         kept = (1.0 - 1.0 / MEMORY) ** len(chunks)
         self._steps = kept * self._steps + 1.0
         self._streams = kept * self._streams + len(chunks)
-        self._rows = kept * self._rows + len(chunks) + sum([len(chunk.drafts) for chunk in chunks])
+        self._rows = kept * self._rows + sum([chunk.rows for chunk in chunks])
         self._tokens *= kept
-        self._draft_s = kept * self._draft_s + self._drafting_s
-        self._drafting_s = 0.0
+        self._between_s = kept * self._between_s + self._since_s
+        self._since_s = 0.0
         streams = {chunk.sequence for chunk in chunks}
         self.became_known(emission for emission in emissions if emission.sequence in streams)
 

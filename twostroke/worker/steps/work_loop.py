@@ -99,7 +99,7 @@ class WorkLoop:
                 emissions = []
                 begun_s = asyncio.get_running_loop().time()
                 await work
-                self.stream_steps.drafted(asyncio.get_running_loop().time() - begun_s)
+                self.stream_steps.worked_between(asyncio.get_running_loop().time() - begun_s)
             with self._profiler.slice(WORK_LOOP, "admit"):
                 self._admit(role, prefetch)
                 late = self._scheduler.take_late()

@@ -65,13 +65,13 @@ def test_what_steps_did_long_ago_counts_no_more() -> None:
 
 def test_a_draft_model_delays_steps_only_where_streams_wait_for_it() -> None:
     steps = StreamSteps()
-    steps.drafted(5.0)
+    steps.worked_between(5.0)
     for _ in range(20):
         observe(steps, (1, 1), (1, 1))
-        steps.drafted(0.01)
+        steps.worked_between(0.01)
     assert steps.each.draft_s == pytest.approx(0.01, rel=0.06)
     idle = StreamSteps()
-    idle.drafted(5.0)
+    idle.worked_between(5.0)
     observe(idle, (1, 1))
     assert idle.each.draft_s == 0.0
 
