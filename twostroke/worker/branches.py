@@ -39,7 +39,7 @@ from twostroke.worker.measured.rates import Rates
 from twostroke.worker.page_ends import LandingInOtherForm, ServedInOtherForm
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.role_host import Loop, RoleHandlers, RoleHost
-from twostroke.worker.supply.supplier import Supplier
+from twostroke.worker.supply.supply import Supplier
 
 
 class BranchLoop(Loop, Protocol):

@@ -25,7 +25,7 @@ from twostroke.rpc.v1 import control_pb2
 from twostroke.scheduler.cost import Queued
 from twostroke.scheduler.sequence import Constraint
 from twostroke.scheduler.sequence import Sequence as KnownSequence
-from twostroke.tracing.setup import recorder_of
+from twostroke.tracing.recorder import recorder_of
 from twostroke.transfer.base import Identity, PageEndpoint, PageTransport
 from twostroke.transfer.registry import default_names, open_transports
 from twostroke.transfer.sockets.tls import wrapper_for
@@ -37,7 +37,7 @@ from twostroke.worker.page_ends import DirectLanding, LandingInOtherForm, PageDi
 from twostroke.worker.pulls.pull_client import PullClient, PullLimits
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.steps.engine_steps import EngineSteps
-from twostroke.worker.supply.supplier import Supplier
+from twostroke.worker.supply.supply import Supplier
 
 log = logging.getLogger(__name__)
 

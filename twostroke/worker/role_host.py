@@ -22,7 +22,7 @@ from twostroke.tracing.recorder import Recorder
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.supply.pull_spec import OpenPull
 from twostroke.worker.supply.remote import PullStarter
-from twostroke.worker.supply.supplier import Supplier
+from twostroke.worker.supply.supply import Supplier
 
 
 class Loop(Protocol):

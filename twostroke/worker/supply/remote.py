@@ -22,10 +22,8 @@ from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.tracing.span import OpenSpan
 from twostroke.worker.measured.link_rates import LinkRates
-from twostroke.worker.supply.expected import ExpectedPages
 from twostroke.worker.supply.pull_spec import PullReport, PullSpec
-from twostroke.worker.supply.supplier import Behind, Supplier
-from twostroke.worker.supply.supply import Supply, SupplyListener
+from twostroke.worker.supply.supply import Behind, ExpectedPages, Supplier, Supply, SupplyListener
 
 
 class PullStarter(Protocol):

@@ -16,7 +16,7 @@ from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.worker.branches import Branch, BranchHost
 from twostroke.worker.engine_state import LoadedBranch
 from twostroke.worker.role_host import RoleHandlers
-from twostroke.worker.supply.supplier import Supplier
+from twostroke.worker.supply.supply import Supplier
 from twostroke.worker.tiers.copies.eviction_copies import EvictionCopies
 from twostroke.worker.tiers.group_tiers import GroupTiers
 from twostroke.worker.tiers.loads.prefetch import Prefetch

@@ -11,7 +11,7 @@ from twostroke.scheduler.batching import Chunk, Step
 from twostroke.scheduler.cost import StreamStep
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import Emission
-from twostroke.worker.steps.stream_steps import MEMORY, MOST_TOKENS, StreamSteps
+from twostroke.worker.steps.work_loop import MEMORY, MOST_TOKENS, StreamSteps
 
 NO_BATCH: Batch = None  # type: ignore[assignment]  # nobody reads it here
 PROMPT = [1, 2, 3, 4]

@@ -52,7 +52,7 @@ from twostroke.tracing.recorder import Recorder
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.services.pages_service import CachedOnlyJob, PageJob, RequestedBlocks
 from twostroke.worker.steps.sharing import TimeSharing
-from twostroke.worker.supply.supplier import Supplier
+from twostroke.worker.supply.supply import Supplier
 from twostroke.worker.tiers.loads.prefetch import Prefetch
 from twostroke.worker.tiers.metrics import tier_rates
 
