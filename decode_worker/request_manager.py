@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from decode_worker.local_prefill import LocalPrefill
 from decode_worker.output_stream import OutputStream
 from decode_worker.request_state import RequestState, RequestTrace, Stage
-from decode_worker.service import DecodeService
 from twostroke.base.errors import (
     Cancelled,
     ContextLengthExceeded,
@@ -30,12 +29,11 @@ from twostroke.base.lifetime import Instant
 from twostroke.engine.backends.facts import LoadedModel
 from twostroke.request import Attempt, FinishReason, highest_token
 from twostroke.rpc.peer import PeerPrefix
-from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
+from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import AdmittedSequence, Emission
 from twostroke.worker.answers import AnswerFeatures
-from twostroke.worker.host import WorkerHost
 from twostroke.worker.role_host import RoleHost, first_token_due_s
 from twostroke.worker.services.pages_service import CachedOnlyJob, RequestedBlocks
 from twostroke.worker.supply.remote import Ordered, Supplies
@@ -216,11 +214,6 @@ class RequestManager(RoleServices):
             self._fail(state, error)
 
     # Calls by the worker
-
-    def register(self, host: WorkerHost) -> None:
-        service = DecodeService(self, host.validator, host.branches)
-        worker_pb2_grpc.add_DecodeServicer_to_server(service, host.rpc.server)
-        host.rpc.offer("twostroke.v1.Decode")
 
     def begin(self, wanted: RequestedBlocks) -> CachedOnlyJob:
         """Serves a pull from the cache alone: a decode worker computes only for its own requests."""

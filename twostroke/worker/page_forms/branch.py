@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from twostroke.config import Role
 from twostroke.kv_cache.form import page_form
+from twostroke.observability.telemetry import family_of
 from twostroke.rpc.v1 import control_pb2
 from twostroke.scheduler.branches import SharedConstraint
 from twostroke.scheduler.constraints.exact_blocks import ExactBlocks
@@ -78,6 +79,4 @@ class _Conversions(Collector):
             ("converted_original_bytes", "Bytes of served converted pages, as they lie here.", original_bytes),
             ("converted_sent_bytes", "Bytes of served converted pages, as they were sent.", sent_bytes),
         ):
-            counter = CounterMetricFamily(f"twostroke_{name}", text, labels=("role",))
-            counter.add_metric((self._role,), value)
-            yield counter
+            yield family_of(CounterMetricFamily, self._role, name, text, value)

@@ -9,6 +9,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from twostroke.kv_cache.pins.pin_table import PinHits, PinTable
+from twostroke.observability.telemetry import family_of
 
 REFUSALS = ("pin_cap", "pin_tenant_cap", "max_bytes", "expires_s", "pins")
 """Caps that refuse a pin."""
@@ -54,6 +55,4 @@ class _Gauges(Collector):
             ("pinned_bytes", "Bytes of those pages.", pages * limits.page_bytes),
             ("pin_pages_limit", "Pages that pins may keep.", limits.most),
         ):
-            gauge = GaugeMetricFamily(f"twostroke_{name}", text, labels=("role",))
-            gauge.add_metric((self._role,), value)
-            yield gauge
+            yield family_of(GaugeMetricFamily, self._role, name, text, value)

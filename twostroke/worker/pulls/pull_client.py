@@ -84,14 +84,6 @@ class _Connection:
     peer: Peer
 
 
-@dataclass(frozen=True, slots=True)
-class _SourceChannel:
-    """The rpc channel to one epoch of a source."""
-
-    epoch: Epoch
-    channel: PeerChannel
-
-
 class PullClient:
     def __init__(
         self,
@@ -113,7 +105,8 @@ class PullClient:
         self._us = us
         self._limits = limits
         self._wake = wake
-        self._channels: dict[str, _SourceChannel] = {}
+        self._channels: dict[str, tuple[Epoch, PeerChannel]] = {}
+        """The rpc channel to one epoch of each source."""
         self._sessions: dict[_Session, asyncio.Task[PullReport]] = {}
         self.links = LinkRates()
 
@@ -162,8 +155,8 @@ class PullClient:
             self._stop(session)
 
     async def close(self) -> None:
-        for source in self._channels.values():
-            await source.channel.close()
+        for _, channel in self._channels.values():
+            await channel.close()
 
     def _stop(self, session: _Session) -> None:
         if not session.is_stopped:
@@ -380,16 +373,17 @@ class PullClient:
     async def _channel(self, source: worker_pb2.PageSource) -> PeerChannel:
         """Returns the channel to the given epoch of the source; a later epoch replaces an earlier one."""
         epoch = _epoch_of(source)
-        known = self._channels.get(source.worker_id)
-        if known is not None and known.epoch == epoch:
-            return known.channel
-        if known is not None and epoch.incarnation < known.epoch.incarnation:
+        known_epoch, known = self._channels.get(source.worker_id, (None, None))
+        if known is not None and known_epoch == epoch:
+            return known
+        if known_epoch is not None and epoch.incarnation < known_epoch.incarnation:
             self._metrics.stale_epochs.inc()
-            raise StaleEpoch(f"{source.worker_id} is in epoch {known.epoch}, the request names {epoch}")
-        opened = self._channels[source.worker_id] = _SourceChannel(epoch, PeerChannel(source.address, self._us))
+            raise StaleEpoch(f"{source.worker_id} is in epoch {known_epoch}, the request names {epoch}")
+        opened = PeerChannel(source.address, self._us)
+        self._channels[source.worker_id] = epoch, opened
         if known is not None:
-            await known.channel.close()
-        return opened.channel
+            await known.close()
+        return opened
 
 
 def _part_of(page: worker_pb2.ReadyPage) -> Part:

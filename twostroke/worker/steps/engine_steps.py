@@ -62,7 +62,8 @@ class EngineSteps:
     async def prepare(self) -> None:
         """Finds out what a step costs, how many tokens it may have, and what the engine should compute."""
         await self._calibrate()
-        if self._chooses_step_tokens:
+        is_given = self._config.schedule.max_num_batched_tokens is not None
+        if not is_given and _computes_on_cores(self._config, self._engine_state):  # their speed differs by machine
             self.scheduler.step_tokens = step_tokens_within(self.loop.rates.cost, self.scheduler.step_tokens)
         await self.check.learn()
 
@@ -71,14 +72,6 @@ class EngineSteps:
         now = self.scheduler.load.queued()
         beside = dataclasses.replace(queued, streams=now.streams, context_tokens=now.context_tokens)
         return self.loop.drain_s(beside)
-
-    @property
-    def _chooses_step_tokens(self) -> bool:
-        """Whether this worker chooses the tokens of a step itself: no setting gives them, and cores compute, with a
-        speed that differs by machine.
-        """
-        is_given = self._config.schedule.max_num_batched_tokens is not None
-        return not is_given and _computes_on_cores(self._config, self._engine_state)
 
     async def _calibrate(self) -> None:
         """Measures step costs before serving, unless an earlier epoch of this process has."""
@@ -159,18 +152,10 @@ def _computes_on_cores(config: WorkerConfig, engine_state: EngineState) -> bool:
     return not _is_on_gpu(engine_state) and not config.model.is_paced
 
 
-def _step_target_of(config: WorkerConfig, engine_state: EngineState) -> StepTarget:
-    """Returns the step target. On cores it follows the measured costs, which differ from machine to machine. A device
-    has the usual target.
-    """
-    usual_s = None if _computes_on_cores(config, engine_state) else USUAL_S
-    return StepTarget(config.schedule.step_target_s, config.slo_itl_s, usual_s)
-
-
 def _sharing_of(config: WorkerConfig, engine_state: EngineState, scheduler: Scheduler) -> TimeSharing:
-    target = _step_target_of(config, engine_state)
-    return TimeSharing(scheduler, engine_state.rates, target, _loop_time_s, engine_state.neighbours)
-
-
-def _loop_time_s() -> float:
-    return asyncio.get_running_loop().time()
+    """Makes the sharing of time. On cores the step target follows the measured costs, on a device it is usual."""
+    usual_s = None if _computes_on_cores(config, engine_state) else USUAL_S
+    target = StepTarget(config.schedule.step_target_s, config.slo_itl_s, usual_s)
+    return TimeSharing(
+        scheduler, engine_state.rates, target, lambda: asyncio.get_running_loop().time(), engine_state.neighbours
+    )

@@ -10,6 +10,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from twostroke.kv_cache.tier import Tier
+from twostroke.observability.telemetry import family_of
 from twostroke.rpc.events import tier_to_message
 from twostroke.rpc.v1 import control_pb2
 
@@ -166,7 +167,5 @@ class _TierGauges(Collector):
     def collect(self) -> Iterable[GaugeMetricFamily]:
         uses = self._uses()
         for name, (text, value) in GAUGES.items():
-            family = GaugeMetricFamily(f"twostroke_tier_{name}", text, labels=("role", "tier"))
-            for tier, use in uses.items():
-                family.add_metric((self._role, tier.name.lower()), value(use))
-            yield family
+            values = {tier.name.lower(): value(use) for tier, use in uses.items()}
+            yield family_of(GaugeMetricFamily, self._role, f"tier_{name}", text, values, "tier")
