@@ -180,7 +180,9 @@ class WorkerHost:
 
     def compute_s(self, queued: Queued) -> float:
         """Returns the time of computing prompts here beside the current streams."""
-        return self.steps.compute_s(queued)
+        now = self.scheduler.load.queued()
+        beside = dataclasses.replace(queued, streams=now.streams, context_tokens=now.context_tokens)
+        return self.loop.drain_s(beside)
 
     def wake(self) -> None:
         """Wakes the work loop."""

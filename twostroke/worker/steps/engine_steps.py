@@ -14,7 +14,6 @@ from twostroke.config import Role, WorkerConfig
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.observability.profiler import WORK_LOOP, Profiler
 from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
-from twostroke.scheduler.cost import Queued
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.step_target import USUAL_S, StepTarget
 from twostroke.scheduler.values import SchedulerLimits
@@ -66,12 +65,6 @@ class EngineSteps:
         if not is_given and _computes_on_cores(self._config, self._engine_state):  # their speed differs by machine
             self.scheduler.step_tokens = step_tokens_within(self.loop.rates.cost, self.scheduler.step_tokens)
         await self.check.learn()
-
-    def compute_s(self, queued: Queued) -> float:
-        """Returns the time of computing prompts here beside the current streams."""
-        now = self.scheduler.load.queued()
-        beside = dataclasses.replace(queued, streams=now.streams, context_tokens=now.context_tokens)
-        return self.loop.drain_s(beside)
 
     async def _calibrate(self) -> None:
         """Measures step costs before serving, unless an earlier epoch of this process has."""

@@ -224,15 +224,12 @@ class WorkLoop:
             return []
         reach(Point.WORKER_COMPUTED)
         with self._profiler.slice(WORK_LOOP, "update"):
-            return self._account_for(step, result, role)
-
-    def _account_for(self, step: Step, result: StepResult, role: RoleHandlers) -> list[Emission]:
-        terms = StepTerms.of(step.batch)
-        self.rates.observe(terms, result.seconds)
-        prompt_fraction = self.rates.cost.prompt_fraction(terms)
-        self.prefill_busy_s += result.seconds * prompt_fraction
-        self._metrics.stepped(step, result.seconds, prompt_fraction)
-        return self._take_in(step, result, role)
+            terms = StepTerms.of(step.batch)
+            self.rates.observe(terms, result.seconds)
+            prompt_fraction = self.rates.cost.prompt_fraction(terms)
+            self.prefill_busy_s += result.seconds * prompt_fraction
+            self._metrics.stepped(step, result.seconds, prompt_fraction)
+            return self._take_in(step, result, role)
 
     def _take_in(self, step: Step, result: StepResult, role: RoleHandlers) -> list[Emission]:
         self._check.computed(len(step.batch.tokens))
@@ -243,7 +240,7 @@ class WorkLoop:
         return emissions
 
     async def _recover(self, step: Step, error: Exception, role: RoleHandlers) -> None:
-        """Finds the sequences that make a step fail, and gos on with the others, which lose nothing.
+        """Finds the sequences that make a step fail, and goes on with the others, which lose nothing.
 
         Raises EngineLost if the engine is at fault.
         """

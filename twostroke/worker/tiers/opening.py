@@ -25,10 +25,10 @@ from twostroke.kv_cache.tiers.trust import check_root
 from twostroke.models.catalog.places import cache_dir
 from twostroke.transfer.copy_threads import CopyThreads
 from twostroke.worker.measured.page_time import PageTime
-from twostroke.worker.tiers.changes import TierChanges
 from twostroke.worker.tiers.disk_tier import DiskTier, OpenedDisk
 from twostroke.worker.tiers.group_tiers import GroupTiers
 from twostroke.worker.tiers.host_tier import HostTier
+from twostroke.worker.tiers.metrics import TierChanges
 from twostroke.worker.tiers.page_tiers import PageTiers
 
 log = logging.getLogger(__name__)
