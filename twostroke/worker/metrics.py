@@ -15,6 +15,7 @@ from twostroke.engine.backends.built import KernelsInUse
 from twostroke.engine.determinism import Determinism
 from twostroke.engine.memory_use import MemoryUse
 from twostroke.kv_cache.events import EventLog
+from twostroke.kv_cache.groups.group_pool import GroupPool
 from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.models.expert_load import ExpertLoad
@@ -205,7 +206,7 @@ class _Gauges(Collector):
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         further = "Pages by state of layers that keep the last blocks only, where these lie apart."
-        groups = [("pages", "Pages of the pool by state.", self._pool)]
+        groups: list[tuple[str, str, GroupPool]] = [("pages", "Pages of the pool by state.", self._pool)]
         groups += [("further_pages", further, group) for group in self._pool.others]
         for name, text, group in groups:
             counts = {state.value: group.count(state) for state in PageState}
