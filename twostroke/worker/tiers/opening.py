@@ -54,7 +54,7 @@ def open_tiers(config: WorkerConfig, facts: LoadedModel, pool_memory: Pages) -> 
         for tiers in opened:
             tiers.close_now()
         raise
-    return GroupTiers(tuple(opened))
+    return GroupTiers(opened)
 
 
 def _open_group(group: GroupKind, config: WorkerConfig, facts: LoadedModel, pool_memory: Pages) -> PageTiers:
