@@ -291,7 +291,7 @@ class RequestManager(RoleServices):
             request.salt,
             request.sampling,
             public_blocks=request.public_blocks,
-            constraints=self._host.constraints_of(request.conditions) + features.constraints,
+            constraints=self._host.branches.constraints_of(request.conditions) + features.constraints,
             reader=features.reader,
             proposer=features.proposer,
             computes_all=features.computes_all,

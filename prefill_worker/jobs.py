@@ -105,7 +105,11 @@ class BuildJobs(RoleServices):
         _check(wanted.tokens, host.facts)
         session = host.new_session()
         sequence = building(
-            wanted.request_id, session, wanted.tokens, wanted.block_hashes, host.constraints_of(wanted.conditions)
+            wanted.request_id,
+            session,
+            wanted.tokens,
+            wanted.block_hashes,
+            host.branches.constraints_of(wanted.conditions),
         )
         sequence.pulled_blocks = 0 if wanted.peer is None else wanted.peer.blocks
         sequence.due_s = first_token_due_s(host)

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twostroke import __version__
@@ -17,14 +17,11 @@ from twostroke.config import WorkerConfig
 from twostroke.kv_cache.groups.group_pool import GroupPool
 from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.observability.telemetry import MetricsServer
-from twostroke.request import BlockConditions
 from twostroke.rpc.clock import machine_name
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2
 from twostroke.scheduler.cost import Queued
-from twostroke.scheduler.sequence import Constraint
-from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.tracing.recorder import recorder_of
 from twostroke.transfer.base import Identity, PageEndpoint, PageTransport
 from twostroke.transfer.registry import default_names, open_transports
@@ -33,11 +30,10 @@ from twostroke.worker.branches import Branches, BranchTable
 from twostroke.worker.engine_state import EngineState
 from twostroke.worker.event_feed import EventFeed
 from twostroke.worker.metrics import WorkerMetrics
-from twostroke.worker.page_ends import DirectLanding, LandingInOtherForm, PageDigests
+from twostroke.worker.page_ends import DirectLanding, PageDigests
 from twostroke.worker.pulls.pull_client import PullClient, PullLimits
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.steps.engine_steps import EngineSteps
-from twostroke.worker.supply.supply import Supplier
 
 log = logging.getLogger(__name__)
 
@@ -59,52 +55,6 @@ class ReadyInfo:
     pool_bytes: int = 0
     pool_tokens: int = 0
     """What its page pool takes, and how many tokens fit into it."""
-
-
-class PageExchange:
-    """Owns all by which a worker gives pages to others and gets theirs; `open` before use, `close` at the end."""
-
-    def __init__(
-        self,
-        config: WorkerConfig,
-        engine_state: EngineState,
-        *,
-        us: Membership,
-        validator: RequestValidator,
-        metrics: WorkerMetrics,
-        converting: LandingInOtherForm | None,
-        wake: Callable[[], None],
-    ) -> None:
-        """`wake` is called when pages arrive."""
-        self._memory = memory = engine_state.memory
-        names, silence_s = config.runtime.transports or default_names(memory), config.patience.dead_after_s
-        wrapper = wrapper_for(config.cluster_tls)
-        self.transports: list[PageTransport] = open_transports(
-            names, config.host, silence_s, wrapper, config.ports.pages
-        )
-        self.endpoints: list[PageEndpoint] = []
-        self.digests = PageDigests(memory)
-        self.pulls = PullClient(
-            validator,
-            engine_state.pool,
-            DirectLanding(self.digests, self.transports, memory.pages),
-            metrics,
-            converting=converting,
-            us=us,
-            limits=PullLimits(copy_s=config.pull_timeout_s, silence_s=silence_s),
-            wake=wake,
-        )
-
-    async def open(self, identity: Identity) -> None:
-        """Lets workers of this identity read pages."""
-        for transport in self.transports:
-            self.endpoints.append(await transport.open(self._memory, identity))
-
-    async def close(self) -> None:
-        await self.pulls.close()
-        for transport in self.transports:
-            await transport.close()
-        await self.digests.close()
 
 
 class WorkerHost:
@@ -131,16 +81,24 @@ class WorkerHost:
         self.branches = Branches.of(table, self)
         self.steps = EngineSteps(config, engine_state, self.metrics, self.branches)
         self.scheduler, self.loop, self.progress = self.steps.scheduler, self.steps.loop, self.steps.progress
-        self.exchange = PageExchange(
-            config,
-            engine_state,
-            us=self.us,
-            validator=self.validator,
-            metrics=self.metrics,
+        names, silence_s = config.runtime.transports or default_names(self.memory), config.patience.dead_after_s
+        wrapper = wrapper_for(config.cluster_tls)
+        self.transports: list[PageTransport] = open_transports(
+            names, config.host, silence_s, wrapper, config.ports.pages
+        )
+        self.endpoints: list[PageEndpoint] = []
+        """How other workers reach the pages, best first; filled by `open`."""
+        self.digests = PageDigests(self.memory)
+        self.pulls = PullClient(
+            self.validator,
+            self.pool,
+            DirectLanding(self.digests, self.transports, self.memory.pages),
+            self.metrics,
             converting=self.branches.landing,
+            us=self.us,
+            limits=PullLimits(copy_s=config.pull_timeout_s, silence_s=silence_s),
             wake=self.loop.wake,
         )
-        self.pulls = self.exchange.pulls
         self.rpc = RpcServer(
             config.host, config.ports.rpc, token=config.cluster_token or None, certificates=self.us.certificates
         )
@@ -154,7 +112,8 @@ class WorkerHost:
         compute.
         """
         identity = Identity(self.config.worker_id, self.epoch, self.facts.page_identity, self.config.cluster_token)
-        await self.exchange.open(identity)
+        for transport in self.transports:
+            self.endpoints.append(await transport.open(self.memory, identity))
         for branch in self.branches.each:
             await branch.open(identity)
         await self.steps.prepare()
@@ -165,18 +124,13 @@ class WorkerHost:
         for branch in self.branches.each:
             branch.stop()
             await branch.close()
-        await self.exchange.close()
+        await self.pulls.close()
+        for transport in self.transports:
+            await transport.close()
+        await self.digests.close()
         await self.engine.wait_idle()
         await asyncio.to_thread(self._metrics_server.close)
         await asyncio.to_thread(self.recorder.close)
-
-    def constraints_of(self, conditions: BlockConditions | None) -> tuple[Constraint, ...]:
-        """Returns the constraints of a sequence under these conditions, if any. Raises UnsupportedFeature."""
-        return self.branches.constraints_of(conditions)
-
-    def suppliers_here(self, sequence: KnownSequence) -> Sequence[Supplier]:
-        """Returns the suppliers of this worker itself, which are asked before other workers."""
-        return self.branches.suppliers_of(sequence)
 
     def compute_s(self, queued: Queued) -> float:
         """Returns the time of computing prompts here beside the current streams."""
@@ -193,7 +147,7 @@ class WorkerHost:
         self.metrics.watch(self.pool, self.scheduler, self.feed.log)
         served = self.branches.served
         others = () if served is None else served.transports
-        self.metrics.watch_pages(self.exchange.digests, self.exchange.transports, others)
+        self.metrics.watch_pages(self.digests, self.transports, others)
 
     def new_session(self) -> SessionId:
         return SessionId(next(self._sessions))

@@ -9,10 +9,9 @@ from twostroke.base.errors import EngineLost
 from twostroke.base.ids import SessionId
 from twostroke.engine.backends.facts import LoadedModel
 from twostroke.engine.determinism import Determinism
-from twostroke.request import BlockConditions
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.cost import Budget
-from twostroke.scheduler.sequence import Constraint, Sequence
+from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import AdmittedSequence, Emission
 from twostroke.tracing.recorder import Recorder
 from twostroke.worker.metrics import WorkerMetrics
@@ -96,5 +95,3 @@ class RoleHost(SupplyHost, Protocol):
     def progress(self) -> StepNotice: ...
     @property
     def feed(self) -> EventPublisher: ...
-    def constraints_of(self, conditions: BlockConditions | None) -> tuple[Constraint, ...]:
-        """Returns the constraints of a sequence under these conditions, if any."""

@@ -107,7 +107,8 @@ class WorkerEpoch(Bytes):
             metrics=metrics(Role.PREFILL),
             facts=SimpleNamespace(block_size=1, kv_form=KvForm("")),
             memory=self.memory,
-            exchange=SimpleNamespace(digests=PageDigests(self.memory), endpoints=[self.endpoint]),
+            digests=PageDigests(self.memory),
+            endpoints=[self.endpoint],
             branches=SimpleNamespace(below=None, served=None),
             config=SimpleNamespace(patience=SimpleNamespace(heartbeat_s=0.5)),
         )

@@ -240,7 +240,7 @@ class PinKeeper:
             return
         reach(Point.PIN_BUILDING)
         name, session = RequestId(f"pin-{pin.pin_id}"), host.new_session()
-        sequence = building(name, session, pin.tokens, pin.block_hashes, host.constraints_of(pin.conditions))
+        sequence = building(name, session, pin.tokens, pin.block_hashes, host.branches.constraints_of(pin.conditions))
         if pin.pin_id in self._sources:
             sequence.pulled_blocks = len(pin.block_hashes)
         with contextlib.suppress(Overloaded):  # the next look tries again

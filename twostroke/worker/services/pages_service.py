@@ -86,7 +86,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         self._progress = host.progress
         self._metrics = host.metrics
         self._block_size = host.facts.block_size
-        self._own = OwnPages(host.facts.kv_form, host.memory, host.exchange.digests, host.exchange.endpoints)
+        self._own = OwnPages(host.facts.kv_form, host.memory, host.digests, host.endpoints)
         self._converted = host.branches.served
         self._heartbeat_s = host.config.patience.heartbeat_s
         self.open = 0

@@ -168,7 +168,7 @@ async def two_forms(
         memory=source, progress=progress,
         validator=RequestValidator(SOURCE, Epoch(1, 1), "f", metrics(Role.PREFILL), kv_form=source_form),
         metrics=metrics(Role.PREFILL), facts=SimpleNamespace(block_size=1, kv_form=conversion.source),
-        exchange=SimpleNamespace(digests=digests[0], endpoints=endpoints),
+        digests=digests[0], endpoints=endpoints,
         config=SimpleNamespace(patience=SimpleNamespace(heartbeat_s=0.5)),
     )  # fmt: skip
     unused: Any = None

@@ -158,7 +158,7 @@ class LivePulls:
                 pool=host.pool, loop=host.loop, validator=self._validator, progress=self._progress,
                 metrics=host.metrics,
                 facts=host.facts, config=host.config,
-                exchange=SimpleNamespace(digests=Digests(), endpoints=[endpoint]),
+                digests=Digests(), endpoints=[endpoint],
                 memory=SimpleNamespace(generation=lambda page: 0),
                 branches=SimpleNamespace(below=host.loads and host.loads.for_others, served=None),
             )  # fmt: skip
