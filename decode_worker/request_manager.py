@@ -76,7 +76,7 @@ class RequestManager(RoleServices):
         sequence.pulled_blocks = len(attempt.block_hashes) if source else peer.blocks if peer else 0
         trace, wanted = RequestTrace(host.recorder, attempt), attempt.request
         ordered = Ordered(
-            source, peer, forecast, deadline_s=wanted.deadline_s, conditions=wanted.conditions, trace=trace.span
+            source, peer, forecast, deadline_s=wanted.deadline_s, weights=wanted.weights, trace=trace.span
         )
         state = RequestState(attempt, sequence, ordered, host.facts.block_size, trace, features)
         state.counts_computed = bool(host.pool.others)
@@ -291,7 +291,7 @@ class RequestManager(RoleServices):
             request.salt,
             request.sampling,
             public_blocks=request.public_blocks,
-            constraints=self._host.branches.constraints_of(request.conditions) + features.constraints,
+            constraints=self._host.branches.constraints_of(request.weights) + features.constraints,
             reader=features.reader,
             proposer=features.proposer,
             computes_all=features.computes_all,

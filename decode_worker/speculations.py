@@ -15,11 +15,9 @@ from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.constraints.drafting import Drafting
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import SchedulerLimits
-from twostroke.speculation.acceptance import Acceptance
 from twostroke.speculation.answers import FinishedAnswers
-from twostroke.speculation.drafters import AnswerFacts, drafters_of
-from twostroke.speculation.forced_tokens import ForcedRun
-from twostroke.speculation.speculation import Outcome, Speculation
+from twostroke.speculation.drafters import AnswerFacts, ForcedRun, drafters_of
+from twostroke.speculation.speculation import Acceptance, Outcome, Speculation
 from twostroke.worker.answers import AnswerFeature
 from twostroke.worker.branches import Branch, BranchHost
 

@@ -109,7 +109,7 @@ class BuildJobs(RoleServices):
             session,
             wanted.tokens,
             wanted.block_hashes,
-            host.branches.constraints_of(wanted.conditions),
+            host.branches.constraints_of(wanted.weights),
         )
         sequence.pulled_blocks = 0 if wanted.peer is None else wanted.peer.blocks
         sequence.due_s = first_token_due_s(host)

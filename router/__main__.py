@@ -25,7 +25,7 @@ from router.server import RouterServer
 from router.serving.dispatcher import RouterCore
 from router.text.text_files import one_text
 from router.text.tokenizer import load_text
-from twostroke.base import collector
+from twostroke.base import allocator
 from twostroke.base.allocator import give_large_buffers_back
 from twostroke.base.errors import ConfigError
 from twostroke.base.json_values import to_json
@@ -61,7 +61,7 @@ async def serve(config: RouterConfig) -> None:
         if config.is_restart:
             await _first(core.until_ready(READY_S), core.ended())
         async with server.serving():
-            collector.freeze_loaded_objects()
+            allocator.freeze_loaded_objects()
             print(to_json(server.addresses), flush=True)
             try:
                 received = await _first(signals.get(), core.ended())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from router.adapter_admin import RouterAdapters
-from router.console.branch import Console
-from router.pin_admin import RouterPins
+from router.adapters.pages import RouterAdapters
+from router.console.api import Console
+from router.kserve.service import KServe
+from router.pins.admin import RouterPins
 from router.server_branch import RouterTable
 
-BRANCHES: RouterTable = (RouterAdapters, RouterPins, Console)
+BRANCHES: RouterTable = (KServe, RouterAdapters, RouterPins, Console)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from router.addresses import Addresses, bind_listener, inherited
 from router.admin import AdminServer
@@ -16,17 +16,15 @@ from router.control_service import RouterControlService
 from router.endpoints.app import build_http_app
 from router.endpoints.grpc.calls import AuthenticatedCalls
 from router.endpoints.grpc.service import SERVICE_NAME, InferenceService
-from router.endpoints.kserve.service import OPEN_METHODS, KServeService
-from router.endpoints.kserve.service import SERVICE_NAME as KSERVE_NAME
 from router.endpoints.middleware import browser_middleware
 from router.http_server.server import HttpServer, http_config
 from router.metrics import RouterMetrics
-from router.preparation.public_prefixes import read_public_prefixes
+from router.preparation.preparer import read_public_prefixes
 from router.requests.request_handler import RequestHandler
 from router.requests.resume import Seeds
 from router.requests.work import Preparer
 from router.routing.reservations import Reservations
-from router.server_branch import RouterParts, RouterTable
+from router.server_branch import RouterParts, RouterTable, SupervisorCalls
 from router.serving.parent_request import Dispatcher
 from twostroke.base.allocator import give_freed_memory_back
 from twostroke.base.errors import ConfigError
@@ -87,14 +85,16 @@ class RouterServer:
         try:
             check_can_listen(listen.host, listen.grpc_port, shares_port)
             self._admin = AdminServer(config, handler, Reservations() if reservations is None else reservations)
-            self._rpc = _clients_rpc(config, calls, certificates)
+            open_methods = [name for branch in branches for name in branch.open_methods]
+            self._rpc = _clients_rpc(config, calls, certificates, open_methods)
         except ConfigError:
             self._listener.close()
             raise
         http = host_port(listen.host, self._listener.getsockname()[1])
         self.addresses = Addresses(http, self._rpc.address, self._admin.address, self._admin.metrics_address or http)
         membership = Membership.of(config.cluster_token, config.cluster_tls)
-        parts = RouterParts(config, handler, membership, recorder or Recorder(), router_id)
+        supervisor = SupervisorCalls(config.fleet_address, membership)
+        parts = RouterParts(config, handler, calls, supervisor, recorder or Recorder(), router_id)
         self._branches = [branch(parts) for branch in branches]
         app = build_http_app(
             handler,
@@ -102,6 +102,7 @@ class RouterServer:
             max_body_bytes=config.endpoints.max_request_bytes,
             with_metrics=self._admin.metrics_address is None,
             outer=browser_middleware(config.endpoints, listen.host),
+            pages=[page for branch in self._branches for page in branch.pages],
             operators=[call for branch in self._branches for call in branch.operators],
             further=[route for branch in self._branches for route in branch.routes],
         )
@@ -110,8 +111,9 @@ class RouterServer:
             http_config(app, grace_s=int(CLOSE_GRACE_S), most_connections=most, certificates=certificates)
         )
         InferenceService(handler, calls).add_to(self._rpc.server)
-        KServeService(handler, calls).add_to(self._rpc.server)
-        self._rpc.offer(SERVICE_NAME, KSERVE_NAME, is_described=True)
+        self._rpc.offer(SERVICE_NAME, *(name for branch in branches for name in branch.services), is_described=True)
+        for branch in self._branches:
+            branch.serve(self._rpc)
         control = RouterControlService(handler, self.addresses, router_id=router_id, epoch=Epoch.begin(1))
         self._admin.serve(control, self._branches)
 
@@ -203,11 +205,13 @@ def _authenticator(config: RouterConfig, metrics: RouterMetrics) -> Authenticato
     return KeyAuthenticator(config.endpoints.api_keys, config.cluster_token, metrics)
 
 
-def _clients_rpc(config: RouterConfig, calls: AuthenticatedCalls, certificates: Certificates | None) -> RpcServer:
+def _clients_rpc(
+    config: RouterConfig, calls: AuthenticatedCalls, certificates: Certificates | None, open_methods: Sequence[str]
+) -> RpcServer:
     callers = Callers(
         options=_client_options(config.endpoints),
         entrance=StrangersEntrance(calls.admit, calls.check),
-        open_methods=OPEN_METHODS,
+        open_methods=tuple(open_methods),
         max_message_bytes=config.endpoints.max_request_bytes,
         most_connections=config.endpoints.max_connections,
         strangers_bytes=STRANGERS_BYTES,

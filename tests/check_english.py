@@ -154,8 +154,9 @@ def findings(path: str, text: str) -> Iterator[Finding]:
         yield from _of_name(part, path, 1, "file")
     if path.endswith(".py"):
         tree = ast.parse(text)
-        yield from _openings(tree, path)
-        yield from _python_names(tree, path)
+        nodes = list(ast.walk(tree))
+        yield from _openings(nodes, path)
+        yield from _python_names(nodes, path)
     elif path.endswith(".proto"):
         for number, line in enumerate(text.splitlines(), start=1):
             for name in dict.fromkeys(PROTO_NAME.findall(line.partition("//")[0])):
@@ -170,9 +171,9 @@ def _of_name(name: str, path: str, line: int, kind: str) -> Iterator[Finding]:
         yield Finding(path, line, f"{kind} {name}: not {banned.words!r}, say {banned.say}")
 
 
-def _openings(tree: ast.Module, path: str) -> Iterator[Finding]:
+def _openings(nodes: Iterable[ast.AST], path: str) -> Iterator[Finding]:
     """Docstrings of modules, classes, functions and of attributes alike: texts that are statements."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             said = node.value.value.strip()
             if OPENING.match(said):
@@ -180,17 +181,17 @@ def _openings(tree: ast.Module, path: str) -> Iterator[Finding]:
                 yield Finding(path, node.lineno, f"a docstring is a whole sentence: {shown!r}")
 
 
-def _python_names(tree: ast.Module, path: str) -> Iterator[Finding]:
+def _python_names(nodes: Iterable[ast.AST], path: str) -> Iterator[Finding]:
     """Each name once, where it is given first."""
     given: set[tuple[str, str]] = set()
-    for kind, name, line in sorted(_given(tree), key=lambda each: each[2]):
+    for kind, name, line in sorted(_given(nodes), key=lambda each: each[2]):
         if (kind, name) not in given:
             given.add((kind, name))
             yield from _of_name(name, path, line, kind)
 
 
-def _given(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
-    for node in ast.walk(tree):
+def _given(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str, int]]:
+    for node in nodes:
         match node:
             case ast.ClassDef():
                 yield "class", node.name, node.lineno

@@ -189,9 +189,8 @@ def allowed(finding: Finding, table: Mapping[str, Any]) -> int:
     return finding.bound if entry is None else int(entry)
 
 
-def problems(files: Sequence[Source], table: Mapping[str, Any]) -> list[str]:
+def problems(seen: Sequence[Finding], table: Mapping[str, Any]) -> list[str]:
     """Returns one line for each bound that is not kept, and for each exception that nothing needs any more."""
-    seen = list(findings(files, table))
     said = [
         f"{each.place}: {each.number} {UNITS[each.kind]}, at most {most} (tests/house.toml, [{each.kind}])"
         for each in seen
@@ -247,10 +246,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         branch = table["branches"][options.files]
         print("\n".join(footprint(files, branch["words"], branch["folders"])))
         return 0
-    counts = {each.place: each.number for each in findings(files, table) if each.kind == "branches"}
+    seen = list(findings(files, table))
+    counts = {each.place: each.number for each in seen if each.kind == "branches"}
     print("files outside its folders that name a branch: " + ", ".join(f"{name} {n}" for name, n in counts.items()))
     print(f"trunk {trunk_lines(files, table)} lines")
-    said = problems(files, table)
+    said = problems(seen, table)
     print("\n".join(said), end="\n" if said else "")
     return bool(said)
 

@@ -190,20 +190,13 @@ class CacheHint:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterRef:
-    """An adapter that a request is computed with."""
+class WeightsRef:
+    """Weights beside the model's that a request is computed with."""
 
     digest: bytes
-    """Digest of its weights and scale: two with the same digest are the same adapter."""
+    """Those with the same digest are the same weights."""
     path: str = ""
-    """The folder that it was loaded from; a reader of it checks the digest."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlockConditions:
-    """What computes blocks beside the model. It goes along with their hashes, and only branches look into it."""
-
-    adapter: AdapterRef
+    """The folder that they were loaded from; a reader of it checks the digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,8 +210,8 @@ class GenerateRequest:
     """Salt of the blocks after the public ones: only requests with the same salt share them."""
     public_blocks: int = 0
     """How many of the prompt's first blocks have hashes without a salt, so that everybody shares them."""
-    conditions: BlockConditions | None = None
-    """What computes the answer; None: only the model."""
+    weights: WeightsRef | None = None
+    """Weights that compute the answer with the model's; None: only the model's."""
     deadline_s: float | None = None
     """Unix seconds (time.time)."""
     speculation: str = ""
@@ -236,7 +229,7 @@ class GenerateRequest:
     @property
     def own_weights(self) -> bytes:
         """Digest of the weights that compute the answer beside the model's; empty where there are none."""
-        return b"" if self.conditions is None else self.conditions.adapter.digest
+        return b"" if self.weights is None else self.weights.digest
 
     @property
     def scores_prompt(self) -> bool:
@@ -302,7 +295,7 @@ class PromptLogprobs:
 
     logprobs: array[float]
     """[T] natural log of each token's probability behind all tokens before it."""
-    ranks: array[int]
+    ordinals: array[int]
     """[T] 1 for the likeliest token of its place."""
     top_ids: array[int]
     """[T * k] the likeliest tokens of each place, likeliest first."""
@@ -311,16 +304,16 @@ class PromptLogprobs:
 
     @classmethod
     def of(
-        cls, logprobs: Iterable[float], ranks: Iterable[int], top_ids: Iterable[int], top_logprobs: Iterable[float]
+        cls, logprobs: Iterable[float], ordinals: Iterable[int], top_ids: Iterable[int], top_logprobs: Iterable[float]
     ) -> PromptLogprobs:
-        return cls(array("f", logprobs), array("I", ranks), array("I", top_ids), array("f", top_logprobs))
+        return cls(array("f", logprobs), array("I", ordinals), array("I", top_ids), array("f", top_logprobs))
 
     @classmethod
     def joined(cls, parts: Iterable[PromptLogprobs]) -> PromptLogprobs:
         whole = cls.of((), (), (), ())
         for part in parts:
             whole.logprobs.extend(part.logprobs)
-            whole.ranks.extend(part.ranks)
+            whole.ordinals.extend(part.ordinals)
             whole.top_ids.extend(part.top_ids)
             whole.top_logprobs.extend(part.top_logprobs)
         return whole
@@ -335,14 +328,13 @@ class PromptLogprobs:
         return list(zip(self.top_ids[start:end], self.top_logprobs[start:end], strict=True))
 
 
-def equal_tokens(known: Sequence[int], drafts: Sequence[int]) -> int:
+def equal_tokens(known: Sequence[int], proposed: Sequence[int]) -> int:
     """Returns how many leading tokens of the two are equal."""
-    pairs = enumerate(zip(known, drafts, strict=False))
-    return next((place for place, (token, draft) in pairs if token != draft), min(len(known), len(drafts)))
+    pairs = enumerate(zip(known, proposed, strict=False))
+    return next((place for place, (token, other) in pairs if token != other), min(len(known), len(proposed)))
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def plain_token(token: int) -> SampledToken:
-    """Returns a token without logprobs. All outputs share those that are frequent: each is kept for its whole
-    stream."""
+    """Returns a token without logprobs. Outputs share frequent ones: each is kept for its whole stream."""
     return SampledToken(token)

@@ -16,7 +16,7 @@ import ray
 
 from cluster.values.desired_state import Checkpoint
 from cluster.values.spec import NODE_ADDRESS
-from twostroke.base import collector
+from twostroke.base import allocator
 from twostroke.base.errors import EngineLost, InternalError, ServeError
 from twostroke.config import Role, WorkerConfig
 from twostroke.kv_cache.tiers.folders import SegmentFolder, hold_own
@@ -173,7 +173,7 @@ class MountedWorker:
             await self._called.wait()
         info = await self._worker.ready()
         self._has_served = True
-        collector.freeze_loaded_objects()
+        allocator.freeze_loaded_objects()
         return Serving(
             info.address,
             info.epoch,
@@ -209,7 +209,7 @@ class MountedWorker:
         if state is not None and self._config.flexible:  # otherwise the epoch has closed it
             await state.close()
         del state
-        collector.release_unused_memory()
+        allocator.release_unused_memory()
 
 
 def config_for(config: WorkerConfig, role: Role, model: str) -> WorkerConfig:

@@ -1,4 +1,4 @@
-"""API keys: who a client is, and what it may use.
+"""API keys: who a client is, and what it may use. The operator's key, which is made of the cluster's token.
 
 A key is `ts-ID-SECRET`. The file has, by id, the SHA-256 of the whole key and never the key. A secret of 256 random
 bits cannot be guessed from its hash, so neither salt nor a slow hash would protect anything. A key is looked up by its
@@ -26,6 +26,8 @@ SECRET_BYTES = 32
 MAX_TENANT_CHARS = 256
 MOST_PRIORITY = 100
 """The highest class of requests; the lowest is its negative. Every look at the queue walks all classes."""
+OPERATOR_PREFIX = "tso-"
+"""Begins every operator's key, as `ts-` begins those of clients."""
 _SCHEME = re.compile(r"bearer +(.+)", re.IGNORECASE)
 _KEY = re.compile(r"ts-([0-9a-f]{12})-[0-9a-f]{64}")
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -132,6 +134,25 @@ def find_key(keys: Mapping[str, KeyEntry], authorization: str | None, now_s: flo
     if expires_s is not None and now_s >= expires_s:
         raise InvalidApiKey(f"the API key {shown[1]} expired at {entry.expires}", reason="expired")
     return shown[1], entry
+
+
+def operator_key(cluster_token: str) -> str:
+    """Returns the key. All routers of a cluster have the same one, and it changes with the cluster's token.
+
+    Whoever has it can do what the console can. It does not open the ports of workers or the supervisor.
+    """
+    digest = hashlib.blake2b(cluster_token.encode(), digest_size=32, person=b"operator's key")
+    return OPERATOR_PREFIX + digest.hexdigest()
+
+
+class OperatorKey:
+    """Recognises the key in an Authorization header. A cluster without a token has no such key."""
+
+    def __init__(self, cluster_token: str) -> None:
+        self._expected = f"Bearer {operator_key(cluster_token)}".encode() if cluster_token else b""
+
+    def is_in(self, authorization: str) -> bool:
+        return bool(self._expected) and hmac.compare_digest(authorization.encode(), self._expected)
 
 
 def _hash(key: str) -> str:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from router.auth.api_keys import MOST_PRIORITY
-from router.auth.operator_key import OperatorKey
+from router.auth.api_keys import MOST_PRIORITY, OperatorKey
 from twostroke.base.errors import InvalidRequest
 
 Mark = Callable[[str], str]

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from router.auth.api_keys import KeyEntry, KeyFile, find_key, parse_keys
+from router.auth.api_keys import KeyEntry, KeyFile, OperatorKey, find_key, parse_keys
 from router.auth.auth import AuthContext, stream_marks
 from router.auth.limits import KeyLimits, OpenCall
-from router.auth.operator_key import OperatorKey
 from router.metrics import ROLE, RouterMetrics
 from twostroke.base.errors import ConfigError, InvalidApiKey, RateLimitExceeded
 

@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 
 from router.auth.auth import AuthContext
+from router.endpoints.app import read_body
 from router.json_body import parse_json
-from twostroke.base.errors import Forbidden, InvalidApiKey, InvalidRequest, RequestTooLarge, UnsupportedMediaType
+from twostroke.base.errors import Forbidden, InvalidApiKey, InvalidRequest, UnsupportedMediaType
 
 MOST_BODY_BYTES = 1 << 20
 """Bytes of a body: a prompt whose blocks are looked for is the longest."""
@@ -51,7 +52,7 @@ async def read_fields(request: Request, fields: dict[str, type]) -> dict[str, An
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise UnsupportedMediaType(f"Content-Type must be application/json, got {media_type[:100]!r}")
-    parsed = parse_json(await _body(request))
+    parsed = parse_json(await read_body(request, MOST_BODY_BYTES))
     for name in parsed:
         if name not in fields:
             raise InvalidRequest(f"{name[:60]!r} is not known here", field=name[:60])
@@ -63,12 +64,3 @@ async def read_fields(request: Request, fields: dict[str, type]) -> dict[str, An
             raise InvalidRequest(f"{name} must be of type {kind.__name__}", field=name)
         parsed[name] = value
     return parsed
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MOST_BODY_BYTES:
-            raise RequestTooLarge(f"the body has more than {MOST_BODY_BYTES} bytes")
-    return bytes(body)

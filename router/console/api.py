@@ -1,8 +1,9 @@
-"""The console's calls: JSON for operators, below /console/api."""
+"""The console's calls: JSON for operators, below /console/api. The console is a branch of the router."""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
@@ -13,28 +14,45 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router.console import block_map, explanation, fleet_actions, pin_forms, request_list
+from router.console import block_map, explanation, request_list
 from router.console.access import check_caller, read_fields
-from router.console.fleet_actions import FleetActions
 from router.console.fleet_view import FleetView, Shared, rendered
-from router.console.pages import SECURITY_HEADERS
+from router.console.pages import SECURITY_HEADERS, ConsolePages
 from router.dialects.openai.reply import ERRORS
 from router.endpoints.errors import error_response
-from router.pin_admin import PinAdmin
+from router.pins import forms
+from router.pins.admin import PinAdmin
 from router.requests.request_handler import RequestHandler
+from router.server_branch import RouterBranch, RouterParts, SupervisorCalls
 from twostroke import __version__
-from twostroke.base.errors import InternalError, NotFound, PeerLost, ServeError
+from twostroke.base.errors import InternalError, InvalidRequest, NotFound, PeerLost, ServeError
 from twostroke.observability.bug_log import log_bug
-from twostroke.rpc.v1 import control_pb2, pins_pb2
+from twostroke.rpc.v1 import control_pb2, fleet_pb2, pins_pb2
+from twostroke.rpc.v1.fleet_pb2_grpc import FleetStub
 from twostroke.rpc.waterfall import ROOT, lines_of, missing_of
 from twostroke.tracing.recorder import MOST_REQUESTS, Recorder
 
 log = logging.getLogger(__name__)
 
+LONGEST_DRAIN_S = 3600.0
+ANSWER_S = 120.0
+"""Seconds beyond the deadline for a drain, or for a switch of roles: what is open is handed over, and a worker that
+restarts loads its model."""
+
+DRAIN_FIELDS: dict[str, type] = {"worker": str, "deadline_s": float, "restart": bool, "force": bool}
+ROLE_FIELDS: dict[str, type] = {"worker": str, "role": str}
+
 API = "/console/api"
 JSON = "application/json"
 Call = Callable[[Request], Awaitable[dict[str, Any] | bytes]]
 """Returns what is said, or JSON that was made for several viewers."""
+
+
+class Console(RouterBranch):
+    def __init__(self, parts: RouterParts) -> None:
+        actions, pins = FleetActions(parts.supervisor), PinAdmin(parts.handler, parts.supervisor)
+        api = ConsoleApi(parts.handler, parts.recorder, actions, pins, router_id=parts.router_id)
+        self.routes = (*ConsolePages().routes(), *api.routes())
 
 
 class ConsoleApi:
@@ -61,8 +79,8 @@ class ConsoleApi:
         }
         writes: dict[str, Call] = {
             "blocks": self._blocks,
-            "drain": partial(self._act, self._actions.drain, fleet_actions.DRAIN_FIELDS),
-            "role": partial(self._act, self._actions.assign_role, fleet_actions.ROLE_FIELDS),
+            "drain": partial(self._act, self._actions.drain, DRAIN_FIELDS),
+            "role": partial(self._act, self._actions.assign_role, ROLE_FIELDS),
             "pins/add": self._add_pin,
             "pins/remove": self._remove_pin,
         }
@@ -78,7 +96,7 @@ class ConsoleApi:
             "router": self._router_id,
             "version": __version__,
             "model": self._handler.model,
-            "adapters": sorted(dispatcher.named_models),
+            "named_models": sorted(dispatcher.named_models),
             "recommended": self._handler.recommended.said(),
         }
         try:
@@ -125,18 +143,53 @@ class ConsoleApi:
         return {"done": await act(given)}
 
     async def _list_pins(self, _: Request) -> dict[str, Any]:
-        return pin_forms.listed(await self._pins.list(pins_pb2.ListPinsRequest()))
+        return forms.listed(await self._pins.List(pins_pb2.ListPinsRequest()))
 
     async def _add_pin(self, request: Request) -> dict[str, Any]:
-        added = await self._pins.add(pin_forms.add_request(await read_fields(request, pin_forms.ADD_FIELDS)))
+        added = await self._pins.Add(forms.add_request(await read_fields(request, forms.ADD_FIELDS)))
         log.info("operator pinned pin=%s request=%s", added.pin_id, request.state.request_id)
         return {"done": f"pin {added.pin_id}: {added.pinned_tokens} of {added.tokens} tokens are pinned"}
 
     async def _remove_pin(self, request: Request) -> dict[str, Any]:
-        wanted = pin_forms.remove_request(await read_fields(request, pin_forms.REMOVE_FIELDS))
+        wanted = forms.remove_request(await read_fields(request, forms.REMOVE_FIELDS))
         log.info("operator removes pin=%s request=%s", wanted.pin_id, request.state.request_id)
-        removed = (await self._pins.remove(wanted)).removed
+        removed = (await self._pins.Remove(wanted)).removed
         return {"done": f"pin {wanted.pin_id} is removed" if removed else f"there is no pin {wanted.pin_id}"}
+
+
+class FleetActions:
+    """What operators do to workers, by the supervisor's calls: it drains them and switches their roles."""
+
+    def __init__(self, supervisor: SupervisorCalls) -> None:
+        self._supervisor = supervisor
+
+    async def drain(self, fields: dict[str, Any]) -> str:
+        """Returns what happened in words, once the worker has left or serves again.
+
+        Raises what the supervisor raises.
+        """
+        worker, deadline_s = _named(fields), fields["deadline_s"]
+        if not (math.isfinite(deadline_s) and 0 <= deadline_s <= LONGEST_DRAIN_S):
+            raise InvalidRequest(f"deadline_s must be from 0 to {LONGEST_DRAIN_S:.0f} seconds", field="deadline_s")
+        request = fleet_pb2.DrainWorkerRequest(
+            worker_id=worker, deadline_s=deadline_s, restart=fields["restart"], force=fields["force"]
+        )
+        left = (await self._supervisor.ask(FleetStub, "DrainWorker", request, deadline_s + ANSWER_S)).open_requests
+        cut = f"; {left} requests were cut off and go on elsewhere" if left else ""
+        return f"{worker} {'serves again' if fields['restart'] else 'has left'}{cut}"
+
+    async def assign_role(self, fields: dict[str, Any]) -> str:
+        worker, role = _named(fields), fields["role"]
+        await self._supervisor.ask(
+            FleetStub, "AssignRole", fleet_pb2.AssignRoleRequest(worker_id=worker, role=role), ANSWER_S
+        )
+        return f"{worker} serves as a {role} worker; counts stay as they are until: twostroke scale --auto"
+
+
+def _named(fields: dict[str, Any]) -> str:
+    if not fields["worker"]:
+        raise InvalidRequest("a worker must be named", field="worker")
+    return str(fields["worker"])
 
 
 def _explained(known: control_pb2.GetTraceResponse) -> dict[str, Any]:

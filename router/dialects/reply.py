@@ -68,6 +68,10 @@ class Reply(Protocol):
         """Returns a sign of life for a stream in which nothing else happens."""
 
 
+quoted = json.encoder.encode_basestring
+"""Returns a text as JSON."""
+
+
 def encoded(value: Json) -> str:
     return _ENCODER.encode(value)
 
@@ -80,6 +84,11 @@ def sse(data: str, *, event: str = "", token: str = "") -> str:
     """
     head = (f"id: {token}\n" if token else "") + (f"event: {event}\n" if event else "")
     return f"{head}data: {data}\n\n"
+
+
+def typed_event(value: Json) -> str:
+    """Returns a server-sent event of the type that its object names."""
+    return sse(encoded(value), event=value["type"])
 
 
 def finite(logprob: float | None) -> float:

@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.protobuf.message import Message
 
 from router.dialects.anthropic.models import VERSION_HEADER
 from router.dialects.anthropic.reply import ERRORS as ANTHROPIC_ERRORS
 from router.dialects.anthropic.reply import AnthropicReply
 from router.dialects.anthropic.schema import parse_messages
+from router.dialects.grpc.schema import parse_generate as parse_grpc
+from router.dialects.kserve.infer import parse_infer
+from router.dialects.kserve.infer_json import BODY as INFER_BODY
 from router.dialects.kserve.infer_json import InferJsonReply, parse_infer_json
 from router.dialects.kserve.reply import ERRORS as KSERVE_ERRORS
 from router.dialects.kserve.reply import GenerateReply
-from router.dialects.kserve.schema import parse_generate, parse_generate_stream
+from router.dialects.kserve.schema import BODY, parse_generate, parse_generate_stream
 from router.dialects.openai.reply import ERRORS as OPENAI_ERRORS
 from router.dialects.openai.reply import OpenAIReply
 from router.dialects.openai.schema import parse_chat, parse_completion
-from router.dialects.reply import ErrorForm, Reply
+from router.dialects.reply import ErrorForm, Json, Reply
 from router.dialects.responses.reply import ResponsesReply
 from router.dialects.responses.schema import parse_response
 from router.requests.client_request import AnswerRequest
 from router.requests.resume import Progress, StreamPoint
 from router.text.tokenizer import Text
+from twostroke.rpc.v1 import inference_pb2, kserve_pb2
 
-
-class MakeReply(Protocol):
-    def __call__(self, request: Any, point: StreamPoint, model: str, text: Text, progress: Progress) -> Reply:
-        """Returns the reply. `request` is what the dialect's `parse` returned, `model` the name that the
-        client called.
-        """
+MakeReply = Callable[[Any, StreamPoint, str, Text, Progress], Reply]
+"""Returns the reply to what the dialect's `parse` returned. The text names the model that the client called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,8 @@ class Dialect:
     """Bytes may follow the JSON of a body; `parse` gets them in `BYTES_FIELD`."""
     clamps_length: bool = False
     """Clients ask for more tokens than a context holds, and expect as many as fit."""
+    body: Json = field(default_factory=dict)
+    """Schema of a body, where no `Body` reads it."""
 
 
 def _kserve(
@@ -54,11 +58,19 @@ def _kserve(
     reply: MakeReply = GenerateReply,
     *,
     takes_bytes: bool = False,
+    body: Json = BODY,
 ) -> tuple[Dialect, ...]:
     """Returns a method of a version and of a model. Names of models may have slashes: the longer path comes first."""
     paths = "/v2/models/{model:path}/versions/{version}", "/v2/models/{model:path}"
     return tuple(
-        Dialect(path=f"{path}/{method}", parse=parse, reply=reply, errors=KSERVE_ERRORS, takes_bytes=takes_bytes)
+        Dialect(
+            path=f"{path}/{method}",
+            parse=parse,
+            reply=reply,
+            errors=KSERVE_ERRORS,
+            takes_bytes=takes_bytes,
+            body=body,
+        )
         for path in paths
     )
 
@@ -72,8 +84,23 @@ DIALECTS: tuple[Dialect, ...] = (
     Dialect(path="/v1/responses", parse=parse_response, reply=ResponsesReply, errors=OPENAI_ERRORS, clamps_length=True),
     *_kserve("generate", parse_generate),
     *_kserve("generate_stream", parse_generate_stream),
-    *_kserve("infer", parse_infer_json, InferJsonReply, takes_bytes=True),
+    *_kserve("infer", parse_infer_json, InferJsonReply, takes_bytes=True, body=INFER_BODY),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class MessageDialect:
+    """A dialect of gRPC: a serialized message of a kind, and what reads it."""
+
+    message: type[Message]
+    parse: Callable[[Any], AnswerRequest]
+
+
+MESSAGES: Mapping[str, MessageDialect] = {
+    "grpc_generate": MessageDialect(inference_pb2.GenerateRequest, parse_grpc),
+    "kserve_infer": MessageDialect(kserve_pb2.ModelInferRequest, parse_infer),
+}
+"""The dialects in which clients ask for answers over gRPC, by the kind of work that preparing them is."""
 
 _ERRORS_BELOW: tuple[tuple[str, ErrorForm], ...] = (("/v1/messages", ANTHROPIC_ERRORS), ("/v2", KSERVE_ERRORS))
 """Errors of paths that begin like this. All others are written as OpenAI's API writes them."""

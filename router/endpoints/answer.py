@@ -15,11 +15,11 @@ from starlette.types import Receive, Scope, Send
 
 from router.dialects.reply import JSON_LENGTH_HEADER, ErrorForm, Json, JsonWithBytes, Reply
 from router.endpoints.errors import error_response
-from router.http_server.exchange import WRITE_PART, PartWriter
+from router.http_server.exchange import WRITE_PART, Exchange
 from router.requests.client_request import ClientRequest
 from router.requests.request_handler import RequestHandler
 from router.requests.resume import with_pulse
-from router.text.output.events import TextEvent
+from router.text.output.events import TextEvent, WholeOutput
 from twostroke.base.errors import Cancelled, Draining, ServeError
 
 Value = TypeVar("Value")
@@ -84,7 +84,7 @@ class AnswerResponse(Response):
     async def _send_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         response: Response
         try:
-            body = await self._handler.answer_whole(self._request, lambda: _Body(self._new_reply()))
+            body = await self._handler.answer_whole(self._request, lambda: WholeOutput(self._new_reply()))
             response = await self._whole(body.reply)
         except ServeError as error:
             response = error_response(error, self._errors, self._request.request_id)
@@ -119,24 +119,10 @@ class AnswerResponse(Response):
             await events.end(reply.failure(error))
 
 
-class _Body:
-    """Keeps every event for the body."""
-
-    is_ready = True
-
-    def __init__(self, reply: Reply) -> None:
-        self.reply = reply
-        self.put = reply.add
-
-    def flush(self) -> None: ...
-
-    async def drain(self) -> None: ...
-
-
 class _EventStream:
     """Server-sent events. What the connection takes at once is written at once, the rest through ASGI."""
 
-    def __init__(self, reply: Reply, send: Send, parts: PartWriter | None) -> None:
+    def __init__(self, reply: Reply, send: Send, parts: Exchange | None) -> None:
         self._reply = reply
         self._send = send
         self._parts = parts

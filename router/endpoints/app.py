@@ -21,11 +21,10 @@ from router.dialects.reply import JSON_LENGTH_HEADER, ErrorForm, Reply
 from router.dialects.table import DIALECTS, Dialect, error_form_at
 from router.endpoints.answer import AnswerResponse, until_disconnect
 from router.endpoints.errors import error_response
-from router.endpoints.health_pages import HealthPages, with_index
-from router.endpoints.kserve.pages import KServePages
-from router.endpoints.middleware import OPEN_PATHS, Authentication, RequestIds
+from router.endpoints.health_pages import HEALTH_PATHS, INDEX, HealthPages, with_index
+from router.endpoints.middleware import Authentication
 from router.endpoints.models import ModelPages
-from router.endpoints.openapi import OpenApiPage, OperatorCall
+from router.endpoints.openapi import OPENAPI_PATH, ClientPage, OpenApiPage, OperatorCall
 from router.json_body import as_number
 from router.requests.client_request import AnswerRequest, ClientRequest, check_timeout
 from router.requests.params import check_request_id
@@ -57,6 +56,10 @@ RESUMABLE_HEADER = "x-resumable-stream"
 TENANT_HEADER = "x-tenant-id"
 """Tenant, set by gateways that know their clients; clients must not be able to choose it."""
 
+OPEN_PATHS = HEALTH_PATHS | {"/metrics", INDEX, OPENAPI_PATH}
+"""Paths that take no key. Metrics are among them only where they have no port of their own. The description of the
+endpoints says nothing of the cluster."""
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -67,11 +70,12 @@ def build_http_app(
     max_body_bytes: int,
     with_metrics: bool = True,
     outer: Sequence[Middleware] = (),
+    pages: Sequence[ClientPage] = (),
     operators: Sequence[OperatorCall] = (),
     further: Sequence[Route] = (),
 ) -> Starlette:
-    """Builds the HTTP application. `outer` sees every request first. `operators` are calls that take the cluster's
-    token, `further` other routes than those of clients.
+    """Builds the HTTP application. `outer` sees every request first. `pages` are those of branches, `operators` calls
+    that take the cluster's token, `further` other routes than those of clients.
     """
     endpoints, models = HttpEndpoints(handler, max_body_bytes), ModelPages(handler)
     clients = [
@@ -84,20 +88,20 @@ def build_http_app(
         Route("/v1/messages/count_tokens", _funnel(partial(endpoints.prepared, "count_tokens")), methods=["POST"]),
         Route("/detokenize", _funnel(partial(endpoints.prepared, "detokenize")), methods=["POST"]),
         *(Route(each.path, _funnel(each.call), methods=["POST"]) for each in operators),
-        *(Route(path, _funnel(page), methods=["GET"]) for path, page in KServePages(handler).pages()),
+        *(Route(each.path, _funnel(each.page), methods=["GET"]) for each in pages),
         *HealthPages(handler).routes(with_metrics=with_metrics),
     ]
     takes_keys = authenticator is not None and authenticator.takes_keys
-    openapi = OpenApiPage(clients, OPEN_PATHS, operators, takes_keys=takes_keys)
+    open_paths = OPEN_PATHS.union(each.path for each in pages if each.is_open)
+    openapi = OpenApiPage(clients, open_paths, operators, takes_keys=takes_keys)
     return Starlette(
         routes=with_index([*clients, openapi.route(), *further]),
         middleware=[
             *outer,
-            Middleware(RequestIds),
             Middleware(
                 Authentication,
                 authenticator=authenticator or NoAuthentication(),
-                open_paths=OPEN_PATHS.union(each.path for each in operators),
+                open_paths=open_paths.union(each.path for each in operators),
             ),
         ],
         exception_handlers={HTTPException: _http_error},
@@ -111,11 +115,13 @@ class HttpEndpoints:
 
     async def prepared(self, kind: str, request: Request) -> Response:
         """Answers a request that needs only preparation."""
-        body = await self._prepare(request, kind, await self._body(request))
+        check_content_type(request, takes_bytes=False)
+        body = await self._prepare(request, kind, await read_body(request, self._max_body_bytes))
         return Response(body, media_type="application/json")
 
     async def answer(self, dialect: Dialect, request: Request) -> Response:
-        body, auth = await self._body(request, takes_bytes=dialect.takes_bytes), request.state.auth
+        check_content_type(request, takes_bytes=dialect.takes_bytes)
+        body, auth = await read_body(request, self._max_body_bytes), request.state.auth
         received_s, received_at_s = time.monotonic(), time.time()
         deadline_s = _deadline(_header_timeout_s(request), received_at_s)
         json_bytes = _json_length(request, len(body)) if dialect.takes_bytes else None
@@ -174,26 +180,24 @@ class HttpEndpoints:
         )
         return await until_disconnect(request, preparing)
 
-    async def _body(self, request: Request, *, takes_bytes: bool = False) -> bytes:
-        check_content_type(request, takes_bytes=takes_bytes)
-        announced = request.headers.get("content-length", "0")
-        if announced.isdecimal() and int(announced) > self._max_body_bytes:
-            raise self._too_large()
-        body = bytearray()
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                async for chunk in request.stream():
-                    body += chunk
-                    if len(body) > self._max_body_bytes:
-                        raise self._too_large()
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"the request body did not arrive within {BODY_TIMEOUT_S:.0f} s") from error
-        except ClientDisconnect as error:
-            raise Cancelled("the client went away before its request was complete") from error
-        return bytes(body)
 
-    def _too_large(self) -> RequestTooLarge:
-        return RequestTooLarge(f"the body is larger than the {self._max_body_bytes} bytes that are allowed")
+async def read_body(request: Request, most_bytes: int) -> bytes:
+    """Raises RequestTooLarge, DeadlineExceeded where it comes too slowly, or Cancelled where the client leaves."""
+    announced, body = request.headers.get("content-length", "0"), bytearray()
+    too_large = RequestTooLarge(f"the body is larger than the {most_bytes} bytes that are allowed")
+    if announced.isdecimal() and int(announced) > most_bytes:
+        raise too_large
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > most_bytes:
+                    raise too_large
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"the request body did not arrive within {BODY_TIMEOUT_S:.0f} s") from error
+    except ClientDisconnect as error:
+        raise Cancelled("the client went away before its request was complete") from error
+    return bytes(body)
 
 
 async def stored_response(request: Request) -> Response:

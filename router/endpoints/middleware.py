@@ -14,17 +14,20 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.auth.auth import Authenticator
 from router.dialects.table import error_form_at
 from router.endpoints.errors import SHOULD_RETRY_HEADER, error_response
-from router.endpoints.health_pages import HEALTH_PATHS, INDEX
-from router.endpoints.kserve.pages import LIVE_PATH, READY_PATH
-from router.endpoints.openapi import OPENAPI_PATH
 from router.requests.params import check_request_id
-from twostroke.base.errors import Forbidden, InvalidApiKey, InvalidRequest, MisdirectedRequest, RateLimitExceeded
+from twostroke.base.errors import (
+    Forbidden,
+    InvalidApiKey,
+    InvalidRequest,
+    MisdirectedRequest,
+    RateLimitExceeded,
+    ServeError,
+)
 from twostroke.config import EndpointsConfig
 
 REQUEST_ID_HEADER = "x-request-id"
@@ -33,17 +36,32 @@ ANTHROPIC_ID_HEADER = "request-id"
 KEY_HEADER = "x-api-key"
 
 
-class RequestIds:
-    """Gives every request an id, the client's own where it sent one, and every response the header with it."""
+CONSOLE_PAGE, CONSOLE_FILES = "/console", "/console/static/"
+"""The console's page and the beginning of its files' paths: they say nothing of the cluster, and take no key. Its API
+takes an operator's."""
 
-    def __init__(self, app: ASGIApp) -> None:
+PREFLIGHT_S = 600
+"""Time for which a browser remembers what it may send."""
+
+
+class Authentication:
+    """Gives every request an id, the client's own where it sent one, and authenticates it for as long as it takes.
+
+    Every response has the id in its headers.
+    """
+
+    def __init__(self, app: ASGIApp, authenticator: Authenticator, open_paths: frozenset[str]) -> None:
+        """`open_paths` take no client's key."""
         self._app = app
+        self._open_paths = open_paths
+        self._authenticator = authenticator
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        shown = Request(scope).headers.get(REQUEST_ID_HEADER, "")
+        headers = Headers(scope=scope)
+        shown = headers.get(REQUEST_ID_HEADER, "")
         request_id = shown or uuid.uuid4().hex
         scope.setdefault("state", {}).update(request_id=request_id, is_id_drawn=not shown)
 
@@ -56,48 +74,25 @@ class RequestIds:
         try:
             check_request_id(request_id, REQUEST_ID_HEADER)
         except InvalidRequest as error:
-            form = error_form_at(scope["path"], Headers(scope=scope))
-            await error_response(error, form, request_id)(scope, receive, send)
+            await _refuse(error, scope, receive, send)
             return
-        await self._app(scope, receive, send_with_id)
-
-
-OPEN_PATHS = HEALTH_PATHS | {"/metrics", INDEX, OPENAPI_PATH, LIVE_PATH, READY_PATH}
-"""Paths that take no key. Metrics are among them only where they have no port of their own. The description of the
-endpoints says nothing of the cluster."""
-
-CONSOLE_PAGE, CONSOLE_FILES = "/console", "/console/static/"
-"""The console's page and the beginning of its files' paths: they say nothing of the cluster, and take no key. Its API
-takes an operator's."""
-
-PREFLIGHT_S = 600
-"""Time for which a browser remembers what it may send."""
-
-
-class Authentication:
-    """Authenticates every call but those of probes, for as long as it takes."""
-
-    def __init__(self, app: ASGIApp, authenticator: Authenticator, open_paths: frozenset[str]) -> None:
-        """`open_paths` take no client's key."""
-        self._app = app
-        self._open_paths = open_paths
-        self._authenticator = authenticator
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._is_open(scope["path"]):
-            await self._app(scope, receive, send)
+        if self._is_open(scope["path"]):
+            await self._app(scope, receive, send_with_id)
             return
         try:
-            with self._authenticator.admit(_shown_key(Request(scope).headers)) as auth:
+            with self._authenticator.admit(_shown_key(headers)) as auth:
                 scope["state"]["auth"] = auth
-                await self._app(scope, receive, send)
+                await self._app(scope, receive, send_with_id)
         except (InvalidApiKey, RateLimitExceeded) as error:
-            form = error_form_at(scope["path"], Headers(scope=scope))
-            refused = error_response(error, form, scope["state"]["request_id"])
-            await refused(scope, receive, send)
+            await _refuse(error, scope, receive, send_with_id)
 
     def _is_open(self, path: str) -> bool:
         return path in self._open_paths or path == CONSOLE_PAGE or path.startswith(CONSOLE_FILES)
+
+
+async def _refuse(error: ServeError, scope: Scope, receive: Receive, send: Send) -> None:
+    form = error_form_at(scope["path"], Headers(scope=scope))
+    await error_response(error, form, scope.get("state", {}).get("request_id", ""))(scope, receive, send)
 
 
 def _shown_key(headers: Headers) -> str | None:
@@ -118,15 +113,15 @@ class BrowserGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            headers = Request(scope).headers
+            headers = Headers(scope=scope)
             host, origin = headers.get("host"), headers.get("origin")
             if host is not None and not self._is_ours(_name(host)):  # HTTP/1.0 may have none, and no browser speaks it
                 error = MisdirectedRequest(f"Host: {host[:100]!r} is not a name of this server (--allowed-host)")
-                await error_response(error, error_form_at(scope["path"], headers))(scope, receive, send)
+                await _refuse(error, scope, receive, send)
                 return
             if origin is not None and not self._may_call(origin, host, scope["scheme"]):
                 refused = Forbidden(f"Origin: {origin[:100]!r} may not call this server (--cors-origin)")
-                await error_response(refused, error_form_at(scope["path"], headers))(scope, receive, send)
+                await _refuse(refused, scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,7 +30,7 @@ from router.dialects.openai.schema import (
 from router.dialects.reply import Json
 from router.dialects.responses.schema import FIELDS as RESPONSES_FIELDS
 from router.dialects.responses.schema import SAMPLING
-from router.dialects.table import DIALECTS, error_form_at
+from router.dialects.table import DIALECTS, Dialect, error_form_at
 from router.json_body import Body
 from router.requests.params import AnswerOptions
 from twostroke import __version__
@@ -76,21 +76,16 @@ MADE = frozenset(
 )
 """Fields that a dialect makes of others: clients do not send them."""
 
-_KSERVE: Mapping[str, Json] = {
-    "infer": {
-        "type": "object",
-        "properties": {"inputs": {"type": "array"}, "outputs": {"type": "array"}, "parameters": {"type": "object"}},
-        "required": ["inputs"],
-    },
-    "generate": {
-        "type": "object",
-        "properties": {"text_input": {"type": "string"}, "parameters": {"type": "object"}},
-        "required": ["text_input"],
-    },
-}
-"""Bodies of KServe's protocol by the method, which has other inputs beside these."""
-
 _TEXT_PATHS = frozenset({"/", "/health", "/ready", "/live", "/metrics"})
+
+
+class ClientPage(NamedTuple):
+    """A page that a branch serves to clients."""
+
+    path: str
+    page: Callable[[Request], Awaitable[Response]]
+    is_open: bool = False
+    """It takes no key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,19 +172,23 @@ def _plain(path: str) -> str:
     return path.replace(":path}", "}")
 
 
+def _dialect_at(path: str) -> Dialect | None:
+    return next((each for each in DIALECTS if each.path == path), None)
+
+
 def _content(path: str) -> Json:
     """Returns the media types of a path's bodies. Empty: it takes none."""
-    method = path.rpartition("/")[2]
     if path in BODIES:
-        return {"application/json": {"schema": _body(path)}}
-    schema = _KSERVE.get(method.removesuffix("_stream"))
-    if schema is None:
+        return {"application/json": {"schema": body_schema(path)}}
+    dialect = _dialect_at(path)
+    if dialect is None:
         return {}
-    content: Json = {"application/json": {"schema": schema}}
-    return {**content, "application/octet-stream": {}} if method == "infer" else content
+    content: Json = {"application/json": {"schema": dialect.body}}
+    return {**content, "application/octet-stream": {}} if dialect.takes_bytes else content
 
 
-def _body(path: str) -> Json:
+def body_schema(path: str) -> Json:
+    """Returns the JSON schema of a path's bodies, which is one of `BODIES`."""
     properties: dict[str, Any] = {}
     body = BODIES[path]
     for name, schema in itertools.chain.from_iterable(map(_fields, body.kinds)):
@@ -237,7 +236,7 @@ def _answers(path: str, is_operators: bool) -> Json:
         kinds = ("text/plain", *(("application/openmetrics-text",) if path == "/metrics" else ()))
         return {"description": "the page", "content": {kind: {"schema": {"type": "string"}} for kind in kinds}}
     content: Json = {"application/json": {"schema": {"type": "object"}}}
-    dialect = next((each for each in DIALECTS if each.path == path), None)
+    dialect = _dialect_at(path)
     if dialect is not None:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     if dialect is not None and dialect.takes_bytes:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from twostroke.kv_cache.block import adapter_salt
-from twostroke.request import AdapterRef, BlockConditions
-from twostroke.rpc.v1 import adapters_pb2, fleet_pb2
+from twostroke.kv_cache.block import derived_salt
+from twostroke.request import WeightsRef
+from twostroke.rpc.v1 import adapters_pb2, fleet_pb2, worker_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class NamedModel:
     """An adapter as the supervisor knows it."""
 
     name: str
-    ref: AdapterRef
+    ref: WeightsRef
     lora_rank: int
     parameters: int
     loaded_s: float
@@ -25,23 +25,27 @@ class NamedModel:
         """Returns a salt with which no other model has blocks in common."""
         return adapter_salt(salt, self.ref.digest)
 
-    @property
-    def conditions(self) -> BlockConditions:
-        return BlockConditions(self.ref)
-
     @classmethod
     def of(cls, message: adapters_pb2.NamedAdapter) -> NamedModel:
-        ref = AdapterRef(message.adapter.digest, message.adapter.path)
-        return cls(message.name, ref, message.rank, message.parameters, message.loaded_s)
+        ref = WeightsRef(message.adapter.digest, message.adapter.path)
+        return cls(message.name, ref, message.lora_rank, message.parameters, message.loaded_s)
 
     def to_message(self) -> adapters_pb2.NamedAdapter:
         return adapters_pb2.NamedAdapter(
             name=self.name,
-            adapter=adapters_pb2.Adapter(digest=self.ref.digest, path=self.ref.path),
-            rank=self.lora_rank,
+            adapter=worker_pb2.Weights(digest=self.ref.digest, path=self.ref.path),
+            lora_rank=self.lora_rank,
             parameters=self.parameters,
             loaded_s=self.loaded_s,
         )
+
+
+def adapter_salt(salt: bytes, adapter: bytes) -> bytes:
+    """Returns the salt of blocks that an adapter computes: its digest keeps them apart from every other adapter's.
+
+    Not one block of them has the KV of the model alone, so that none may be public.
+    """
+    return derived_salt(salt, b"adapter", adapter)
 
 
 NamedModels = Mapping[str, NamedModel]

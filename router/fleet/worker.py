@@ -69,7 +69,7 @@ class Worker:
     """The form of its pages, as `model` says it."""
     load: Load = field(default_factory=Load)
     cost: StepCost = field(default_factory=StepCost)
-    """Cost of its steps, with the tokens that it drafts."""
+    """Cost of its steps, with what they do for each stream."""
     step_tokens_each: float = 1.0
     """Tokens of each stream that one of its steps makes known, on average."""
     links: dict[WorkerId, LinkRate] = field(default_factory=dict)
@@ -139,7 +139,7 @@ class Worker:
             self._note_busy(busy_s, now_s - self.reported_at_s)
         self.load, self.reported_at_s = load, now_s
         each = stream_step(load)
-        self.cost = step_cost(load).with_drafts(each)
+        self.cost = step_cost(load).with_streams(each)
         self.step_tokens_each = each.tokens
         self.tier_page_s = _tier_page_s(load)
         self.links = {WorkerId(link.worker_id): LinkRate(link.latency_s, link.bytes_per_s) for link in load.links}
@@ -173,7 +173,7 @@ def step_cost(load: Load) -> StepCost:
 
 def stream_step(load: Load) -> StreamStep:
     """Returns what a worker's steps do for each stream. One that says nothing of it makes one token known."""
-    return StreamStep(load.stream_step.rows or 1.0, load.stream_step.tokens or 1.0, load.stream_step.draft_s)
+    return StreamStep(load.stream_step.rows or 1.0, load.stream_step.tokens or 1.0, load.stream_step.before_s)
 
 
 def _tier_page_s(load: Load) -> tuple[float, ...]:

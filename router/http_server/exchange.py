@@ -1,4 +1,4 @@
-"""One HTTP request and its response, as the ASGI application reads and writes them."""
+"""One HTTP request and its response, as the ASGI application reads and writes them, and refusals of what is none."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ import http
 import logging
 import re
 import urllib.parse
+from dataclasses import dataclass
 from typing import Protocol
 
 import httptools
 from starlette.types import ASGIApp, Message, Scope
 from uvicorn.server import ServerState
 
-from router.http_server.refusals import NOT_HTTP, OTHER_VERSION, HttpRefused
 from twostroke.observability.bug_log import log_bug
 
 log = logging.getLogger(__name__)
 
 MOST_BODY_BYTES = 64 << 10
 """Parsed bytes that wait for the application. No more is parsed until it has taken them."""
+
+MOST_HEADER_BYTES = 64 << 10
+"""Bytes of the head of one request. A token to resume after may have 16 KiB."""
+MOST_HEADERS = 256
+"""Header lines of one request."""
 
 _STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode("ascii") for status in http.HTTPStatus
@@ -29,19 +34,9 @@ _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _NO_BODY = (204, 304)
 
 WRITE_PART = "twostroke.write_part"
-"""Name of the ASGI extension by which parts of a streamed body are written without passing the middleware."""
+"""Name of the ASGI extension, an `Exchange`, which writes parts of a streamed body without passing the middleware."""
 
 Headers = list[tuple[bytes, bytes]]
-
-
-class PartWriter(Protocol):
-    """The extension `WRITE_PART`."""
-
-    @property
-    def takes_parts(self) -> bool:
-        """Tells whether a part can be written now. Where it cannot, `send` has to, which waits for the client."""
-
-    def write_part(self, data: bytes) -> None: ...
 
 
 class ExchangeConnection(Protocol):
@@ -61,6 +56,40 @@ class ExchangeConnection(Protocol):
     def response_ended(self, exchange: Exchange) -> None: ...
 
     def abort(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRefusal:
+    """The answer to what cannot become a request."""
+
+    status: int
+    message: str
+
+    @property
+    def rest(self) -> bytes:
+        """All of the response but its status line."""
+        body = (
+            b'{"error":{"message":"%s","type":"invalid_request_error","param":null,"code":null}}'
+            % self.message.encode()
+        )
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        return head + body
+
+
+NOT_HTTP = HttpRefusal(400, "this is not a valid HTTP request")
+TOO_MUCH_FRAMING = HttpRefusal(400, "the chunks of the body are too small, or have too much beside their content")
+TOO_MANY_HEADERS = HttpRefusal(431, f"the headers are more than {MOST_HEADERS} lines or {MOST_HEADER_BYTES} bytes")
+OTHER_VERSION = HttpRefusal(505, "only HTTP/1.0 and HTTP/1.1 are spoken here")
+
+
+class HttpRefused(Exception):
+    def __init__(self, refusal: HttpRefusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+def refusal_of(error: httptools.HttpParserError) -> HttpRefusal:
+    return error.__context__.refusal if isinstance(error.__context__, HttpRefused) else NOT_HTTP
 
 
 def status_line(status: int) -> bytes:
@@ -156,6 +185,7 @@ class Exchange:
 
     @property
     def takes_parts(self) -> bool:
+        """Tells whether a part can be written now. Where it cannot, `send` has to, which waits for the client."""
         return self._is_chunked and self._wire.is_writable and not (self._head or self.is_gone or self.is_complete)
 
     def write_part(self, data: bytes) -> None:

@@ -17,18 +17,21 @@ from uvicorn import Config
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
-from router.http_server.exchange import Exchange, Headers, exchange_of, status_line
-from router.http_server.lingering import ConnectionTimer, Lingering
-from router.http_server.loop_share import LoopShare
-from router.http_server.refusals import (
+from router.http_server.exchange import (
     MOST_HEADER_BYTES,
     MOST_HEADERS,
     TOO_MANY_HEADERS,
     TOO_MUCH_FRAMING,
+    Exchange,
+    Headers,
     HttpRefusal,
     HttpRefused,
+    exchange_of,
     refusal_of,
+    status_line,
 )
+from router.http_server.lingering import ConnectionTimer, Lingering
+from router.http_server.loop_share import LoopShare
 
 HEADERS_S = 20.0
 """Time for the headers of a request, from the connection or from their first byte on."""

@@ -12,15 +12,14 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from router.dialects.anthropic.schema import counted_chat
-from router.dialects.grpc.schema import parse_generate, parse_prefix, prompt_of
-from router.dialects.kserve.infer import parse_infer
+from router.dialects.grpc.schema import parse_prefix, prompt_of
 from router.dialects.openai.schema import (
     DetokenizeBody,
     TokenizeBody,
     tokenize_prompt,
 )
 from router.dialects.responses.schema import counted_response
-from router.dialects.table import DIALECTS, Dialect
+from router.dialects.table import DIALECTS, MESSAGES, Dialect, MessageDialect
 from router.json_body import BYTES_FIELD, parse_json
 from router.requests.client_request import AnswerRequest
 from router.requests.params import (
@@ -34,16 +33,16 @@ from router.requests.params import (
 from router.requests.work import PreparationOutcome, Work
 from router.text.cache_hints import TokenHint
 from router.text.infill import infill_ends, infill_text
-from router.text.output.answer_grammar import answer_grammar, unmarked_calls
+from router.text.output.grammars.answers import answer_grammar, unmarked_calls
+from router.text.output.output_formats import REASONING_BY_NAME
 from router.text.output.parsing import Parsing, callable_tools
-from router.text.output.reasoning_formats import BY_NAME
 from router.text.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt, common_length, diverging_chat, prompt_field
 from router.text.structured.output import StructuredOutput
 from router.text.tokenizer import Text
 from twostroke.base.errors import InvalidRequest, ServeError, UnsupportedFeature, without_frames
 from twostroke.observability.bug_log import place_of
 from twostroke.request import LONGEST
-from twostroke.rpc.v1 import inference_pb2, kserve_pb2
+from twostroke.rpc.v1 import inference_pb2
 
 MOST_COUNTED_TOKENS = 1 << 17
 """Tokens in a response of `/tokenize` where the model takes fewer: a megabyte or two."""
@@ -82,9 +81,9 @@ class _Preparation:
             fields[BYTES_FIELD] = b"" if end is None else body[end:]
         return self._tokenized(dialect.parse(fields))
 
-    def kserve_infer(self) -> AnswerRequest:
+    def answer_message(self, dialect: MessageDialect) -> AnswerRequest:
         """Returns the request with its prompt as tokens."""
-        return self._tokenized(parse_infer(_message(kserve_pb2.ModelInferRequest, self._work.body)))
+        return self._tokenized(dialect.parse(_message(dialect.message, self._work.body)))
 
     def _tokenized(self, wanted: AnswerRequest) -> AnswerRequest:
         check_model(wanted.model, self._work.model, self._work.named_models)
@@ -143,10 +142,6 @@ class _Preparation:
         check_token_ids(tokens, field, self._facts.vocab_size)
         self._outcome.tokens += len(tokens)
         return self._text.decode(tokens, skip_special_tokens=False)
-
-    def grpc_generate(self) -> AnswerRequest:
-        """Returns the request with its prompt as tokens."""
-        return self._tokenized(parse_generate(_message(inference_pb2.GenerateRequest, self._work.body)))
 
     def grpc_tokenize(self) -> bytes:
         """Returns the serialized response."""
@@ -220,7 +215,7 @@ class _Preparation:
                 'name one with --tool-call-parser, or send tool_choice "none"',
                 field="tools",
             )
-        opening = BY_NAME[formats.reasoning].opening if formats.reasoning else ""
+        opening = REASONING_BY_NAME[formats.reasoning].opening if formats.reasoning else ""
         end = self._text.decode(tokens.ids[-OPENING_TOKENS:], skip_special_tokens=False).rstrip() if opening else ""
         tools = {} if use is None else callable_tools(prompt.tools)
         is_open = bool(opening) and end.endswith(opening)
@@ -256,12 +251,11 @@ class _Preparation:
 
 KINDS: Mapping[str, Callable[[_Preparation], Any]] = {
     **{dialect.path: partial(_Preparation.answer, dialect=dialect) for dialect in DIALECTS},
+    **{kind: partial(_Preparation.answer_message, dialect=dialect) for kind, dialect in MESSAGES.items()},
     "tokenize": _Preparation.tokenize,
     "count_tokens": partial(_Preparation.count, chat_of=counted_chat, named={}),
     "input_tokens": partial(_Preparation.count, chat_of=counted_response, named={"object": "response.input_tokens"}),
     "detokenize": _Preparation.detokenize,
-    "kserve_infer": _Preparation.kserve_infer,
-    "grpc_generate": _Preparation.grpc_generate,
     "grpc_tokenize": _Preparation.grpc_tokenize,
     "grpc_detokenize": _Preparation.grpc_detokenize,
     "shared_prefix": _Preparation.shared_prefix,

@@ -196,7 +196,7 @@ class ClientRequest:
             sampling=sampling,
             salt=salt,
             public_blocks=0 if is_apart else public.blocks_of(tokens, block_size),
-            conditions=None if named is None else named.conditions,
+            weights=None if named is None else named.ref,
             deadline_s=self.deadline_s,
             speculation=self.body.speculation,
             hints=tuple(CacheHint(hint.tokens // block_size, hint.seconds) for hint in prompt.hints),

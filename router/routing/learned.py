@@ -102,7 +102,7 @@ MOST_WORKERS = 1024
 
 
 class Setups:
-    """Predicts what a worker does before it can begin a request: it loads an adapter, or compiles a grammar.
+    """Predicts what a worker does before it can begin a request: it loads weights, or compiles a grammar.
 
     Each worker keeps the grammars that it used last; so does this, for those that this router has sent there.
     """
@@ -117,11 +117,11 @@ class Setups:
 
         A worker that has not measured any load costs nothing.
         """
-        weights, grammar = wanted.own_weights, wanted.sampling.grammar
-        is_loaded = not weights or weights in worker.load.adapters
+        weights, grammar = wanted.weights, wanted.sampling.grammar
+        is_loaded = weights is None or weights.digest in worker.load.weights
         kept = self._by_worker.get((worker.worker_id, worker.epoch), ())
         is_compiled = grammar is None or hash(grammar.source) in kept
-        return 0.0 if is_loaded else worker.load.adapter_load_s, 0.0 if is_compiled else compile_s
+        return 0.0 if is_loaded else worker.load.weights_load_s, 0.0 if is_compiled else compile_s
 
     def placed(self, worker: Worker, wanted: GenerateRequest) -> None:
         """Notes that the request goes to the worker."""

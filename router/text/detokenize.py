@@ -67,8 +67,9 @@ class RecentTokensDecoder:
             return ""
         self._recent.append(token)
         self._text = self._decode(self._recent)
-        if not self._is_settled():
-            return ""
+        is_broken = self._text.endswith(REPLACEMENT) and not self._text.startswith(self._sent)
+        if is_broken and len(self._recent) < MOST_TOKENS:
+            return ""  # some tokenizers show a run of bytes as broken until its last character is complete
         certain = self._text[: len(self._text) - _unfinished(self._text)]
         new = certain[len(self._sent) :]
         if len(certain) >= len(self._sent):
@@ -80,12 +81,6 @@ class RecentTokensDecoder:
         rest = self._text[len(self._sent) :]
         self._sent = self._text
         return rest
-
-    def _is_settled(self) -> bool:
-        """Tells whether the text is certain: some tokenizers show a run of bytes as broken until its last character is
-        complete."""
-        is_broken = self._text.endswith(REPLACEMENT) and not self._text.startswith(self._sent)
-        return not is_broken or len(self._recent) >= MOST_TOKENS
 
     def _move_on(self) -> None:
         if len(self._recent) < RECENT_TOKENS:

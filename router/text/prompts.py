@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from router.text.cache_hints import MessageHint, TokenHint
+from router.text.output.framing import ToolUse
 from router.text.output.parsing import Parsing
-from router.text.output.tools.tool_use import ToolUse
 from twostroke.base.errors import InvalidRequest
 
 MAX_MESSAGES = 4096

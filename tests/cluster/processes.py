@@ -56,6 +56,7 @@ from twostroke.rpc.v1 import (
     fleet_pb2_grpc,
     inference_pb2,
     inference_pb2_grpc,
+    worker_pb2,
 )
 
 TOKEN = "token-of-the-test-cluster"
@@ -270,8 +271,8 @@ class ProcessCluster:
 
     async def name_adapter(self, name: str, adapter: Adapter, folder: Path) -> None:
         """Serves what is in a folder, as the supervisor does; returns once the router does."""
-        named = adapters_pb2.Adapter(digest=adapter.digest, path=str(folder))
-        self.adapters[name] = adapters_pb2.NamedAdapter(name=name, adapter=named, rank=adapter.lora_rank)
+        named = worker_pb2.Weights(digest=adapter.digest, path=str(folder))
+        self.adapters[name] = adapters_pb2.NamedAdapter(name=name, adapter=named, lora_rank=adapter.lora_rank)
         self.publish()
         async with asyncio.timeout(PATIENCE_S):
             while name not in await asyncio.to_thread(self._served_models):

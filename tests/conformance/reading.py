@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from router.text.output.output_formats import TOOLS_BY_NAME
 from router.text.output.parts import OutputParser, Part, ReasoningPart, TextPart
 from router.text.output.think import ThinkParser
-from router.text.output.tools.tool_formats import BY_NAME
 from tests.conformance.make_tool_outputs import TOOLS
 
 
 def parser_of(kind: str) -> OutputParser:
     if kind in ("think", "open_think"):
         return ThinkParser(is_open=kind == "open_think")
-    return BY_NAME[kind].parser(TOOLS, lambda rank: f"call_{rank}")
+    return TOOLS_BY_NAME[kind].parser(TOOLS, lambda rank: f"call_{rank}")
 
 
 def joined(parts: Iterable[Part]) -> list[list[str]]:

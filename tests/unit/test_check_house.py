@@ -16,6 +16,7 @@ from tests.check_house import (
     arrows,
     arrows_up,
     doubled_classes,
+    findings,
     footprint,
     mutual_pairs,
     problems,
@@ -36,7 +37,7 @@ def source(path: str, text: str) -> Source:
 
 
 def said(*files: Source, table: Mapping[str, Any] = TABLE) -> list[str]:
-    return problems(files, table)
+    return problems(list(findings(files, table)), table)
 
 
 def test_a_footprint_counts_the_files_outside_that_name_a_branch() -> None:

@@ -78,9 +78,7 @@ def content_digest(files: Iterable[tuple[str, Path]]) -> bytes:
 
 
 def _digest(facts: Iterable[tuple[str, object]]) -> bytes:
-    """Returns the digest. Each name and value goes in after its length, so that none can be taken for a part of another
-    one.
-    """
+    """Returns the digest. Each name and value goes in after its length: none passes for a part of another one."""
     digest = hashlib.blake2b(digest_size=KEY_BYTES)
     for name, value in facts:
         content = value if isinstance(value, bytes) else repr(value).encode()
@@ -91,9 +89,7 @@ def _digest(facts: Iterable[tuple[str, object]]) -> bytes:
 
 @functools.cache
 def _source_digest(program: Path, code: str) -> bytes:
-    """Returns the digest of some sources. A process reads each once. Raises FileNotFoundError for missing code: then
-    the table is wrong.
-    """
+    """Returns the digest of some sources. Raises FileNotFoundError for missing code: then the table is wrong."""
     place = program / code
     found = place.rglob("*") if place.is_dir() else [place]
     sources = sorted(path for path in found if path.suffix in SOURCE_SUFFIXES)

@@ -23,9 +23,7 @@ def shown(text: str) -> str:
 
 
 def without_middle(text: str, most: int) -> str:
-    """Returns the beginning and the end, where `text` has more than `most` characters; it says how many are
-    left out.
-    """
+    """Returns the begin and the end of a text of more than `most` characters, and how many are left out."""
     left_out = len(text) - most
     if left_out <= 0:
         return text
@@ -34,16 +32,12 @@ def without_middle(text: str, most: int) -> str:
 
 
 def on_one_line(text: str) -> str:
-    """Returns a text on one line. Control characters, line ends and characters that change the direction of text are
-    escapes.
-    """
+    """Returns a text on one line: control characters, line ends and changes of its direction are escapes."""
     return text if text.isprintable() else "".join(map(_printable, text))
 
 
 def log_value(text: str) -> str:
-    """Returns what stands behind `key=` in a line of a log: in quotes, with escapes, unless it cannot be misread
-    without.
-    """
+    """Returns what stands behind `key=` in a log: in quotes with escapes, unless it cannot be misread."""
     if len(text) > MOST_VALUE:
         text = without_middle(text, MOST_VALUE)
     if text and text.isprintable() and " " not in text and UNQUOTED.isdisjoint(text):

@@ -21,9 +21,9 @@ def mask_of(bits: bytes) -> Mask | None:
 
 
 def narrowed(mask: Mask, allowed: Mask | None, ends: Sequence[int]) -> Mask:
-    """Returns the tokens that a grammar's mask permits and that are allowed.
+    """Returns the tokens that a mask permits and that are allowed.
 
-    Where that is none, the end tokens that the grammar permits are left: an answer that is complete ends.
+    Where that is none, the permitted end tokens are left: an answer that is complete ends.
     """
     if allowed is None:
         return mask
@@ -45,7 +45,7 @@ def permitted(mask: Mask, size: int) -> npt.NDArray[np.int64]:
 def candidates(mask: Mask, size: int, banned: Sequence[int]) -> npt.NDArray[np.int64]:
     """Returns the permitted ids below `size` that are not banned; all permitted ones where each of them is banned.
 
-    So a grammar that has ended ends the answer, before its least number of tokens too.
+    So an answer that is complete ends, before its least number of tokens too.
     """
     ids = permitted(mask, size)
     left = ids[~np.isin(ids, banned)] if banned else ids

@@ -92,7 +92,7 @@ class Leaf:
     def _located(self, path: str) -> str:
         if not path:
             raise ConfigError(f"{self.flag} is empty; name a path, or leave it out", field=".".join(self.path))
-        return _absolute(path)
+        return str(Path(path).expanduser().absolute())
 
 
 @functools.cache
@@ -104,9 +104,7 @@ def leaves_of(kind: type[Settings]) -> Sequence[Leaf]:
 
 
 def build(kind: type[Kind], values: Mapping[Leaf, Any]) -> Kind:
-    """Returns the settings with these values; the others have their defaults. Raises ConfigError that names
-    the flag.
-    """
+    """Returns settings with these values, and defaults for the others. Raises ConfigError that names the flag."""
     tree: dict[str, Any] = {}
     for leaf in leaves_of(kind):
         branch = tree
@@ -141,7 +139,3 @@ def _leaf(path: tuple[str, ...], field: FieldInfo, said: Setting, at: SettingsGr
         section=section,
         title=at.title or section,
     )
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())

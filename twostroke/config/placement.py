@@ -19,8 +19,7 @@ _LABEL_VALUE = re.compile(rf"!?{_NAME}|!?in\(\s*{_NAME}(?:\s*,\s*{_NAME})*\s*\)"
 
 
 MOST_THREADS = 4096
-"""Compute threads of one worker: no host has more cores. Whether this one has that many is asked where they are used,
-which a paced model never does."""
+"""Compute threads of one worker: no host has more cores. This one's are counted where they are used."""
 
 
 class RoleConfig(Settings):

@@ -92,9 +92,7 @@ class ScheduleConfig(Settings):
         return self.max_num_batched_tokens or max(usual, 2 * self.max_num_seqs)
 
     def check(self, model: ModelConfig) -> None:
-        """Raises ConfigError where one token for each sequence would use up a step, so that no prompt ever ran; or
-        where the draft model does not go with `model`.
-        """
+        """Raises ConfigError where streams would use up a step, or the draft model does not go with `model`."""
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens <= self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be more than "

@@ -177,8 +177,7 @@ def check_kv_formats(cache: CacheConfig, model: ModelConfig, *, may_switch: bool
 
 
 def _difference(cache: CacheConfig, model: ModelConfig) -> tuple[str, str, str]:
-    """Returns how the forms of the roles differ, what both should have the same of, and a flag that says one of
-    them."""
+    """Returns how the forms of the roles differ, what both should have the same of, and a flag of one."""
     roles, found = (Role.PREFILL, Role.DECODE), []
     prefill, decode = (f"{ranks} rank{'s' * (ranks > 1)}" for ranks in (ranks_of(model, role) for role in roles))
     if prefill != decode:

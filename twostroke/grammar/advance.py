@@ -42,16 +42,16 @@ class Advance:
 
     state: GrammarState
     drawn: Sequence[SampledToken]
-    """The token behind the last known one, and that behind each of `drafts`."""
-    drafts: Sequence[int]
+    """The token behind the last known one, and that behind each of `proposed`."""
+    proposed: Sequence[int]
     most_tokens: int
     """Tokens that the answer may still get, at least one."""
     takes_forced: bool
-    """False: each token is drawn, in a step of its own or behind drafted ones."""
+    """False: each token is drawn, in a step of its own or behind proposed ones."""
     ends: Collection[int]
     """Tokens that end the answer."""
     tokens: list[SampledToken] = field(default_factory=list)
-    """Tokens that become known: drawn ones, as long as the drafted ones before them are right, and forced ones."""
+    """Tokens that become known: drawn ones, as long as the proposed ones before them are right, and forced ones."""
     failed: SampledToken | None = None
     """The token, if any, at which the answer has failed."""
     is_done: bool = False
@@ -80,7 +80,7 @@ class Advance:
 
     def _run(self) -> None:
         known: list[int] = []
-        while len(known) < len(self.drawn) and equal_tokens(known, self.drafts) == len(known):
+        while len(known) < len(self.drawn) and equal_tokens(known, self.proposed) == len(known):
             token = self.drawn[len(known)]
             if not token.is_sound:
                 self.failed = token

@@ -10,8 +10,7 @@ import numpy as np
 from llguidance import LLMatcher
 
 from twostroke.base.token_mask import WORD_BITS, Mask
-from twostroke.grammar.digits import MOST_DIGITS
-from twostroke.grammar.vocabulary import Vocabulary
+from twostroke.grammar.vocabulary import MOST_DIGITS, Vocabulary
 
 TOO_LONG = "the answer's grammar takes too long to follow from here on"
 DEAD_END = (
@@ -23,7 +22,7 @@ FULL_LEXER = "too many states"
 LEAST_RENEWED_TOKENS = 16
 """Tokens that a matcher of an answer's own must last: what one answer uses up sooner is too much work."""
 SLOW_S = 0.002
-"""Processor time of one advance after which a grammar advances separately from others, and has no drafted tokens."""
+"""Processor time of one advance after which a grammar advances separately from others, and has no proposed tokens."""
 LEAST_S = SLOW_S / 16
 """Least processor time that the next advance is expected to take, however quick the latest one was."""
 
@@ -70,9 +69,7 @@ class GrammarState:
         self.forced_tokens = 0
         """Tokens that were taken because no other could come."""
         self.failure: str | None = None
-        """Why the answer cannot continue: a token that may not come, or more work for one mask than a
-        grammar may take.
-        """
+        """Why the answer cannot continue: a token that may not come, or too much work for a mask."""
         self.latest_s = 0.0
         """Processor time of the latest advance (`twostroke.grammar.advance`)."""
         self.is_slow = False
@@ -132,16 +129,16 @@ class GrammarState:
         elif not self._matcher.is_accepting():
             self.failure = self.failure or DEAD_END
 
-    def masks_along(self, drafts: Sequence[int]) -> list[Mask]:
-        """Returns the current mask, and the mask after each of `drafts`, all of which it permits.
+    def masks_along(self, proposed: Sequence[int]) -> list[Mask]:
+        """Returns the current mask, and the mask after each of `proposed`, all of which it permits.
 
         A mask behind a dead end permits nothing.
         """
         masks = [self.mask]
-        if not drafts:
+        if not proposed:
             return masks
         ahead = self._copy()
-        for token in drafts:
+        for token in proposed:
             began_s = time.thread_time()
             ahead.replay((token,))
             masks.append(ahead.mask)
@@ -149,15 +146,15 @@ class GrammarState:
         return masks
 
     @property
-    def most_drafts(self) -> int:
-        """The drafted tokens whose masks take SLOW_S together, if each takes as long as the latest advance."""
+    def most_proposed(self) -> int:
+        """The proposed tokens whose masks take SLOW_S together, if each takes as long as the latest advance."""
         return 0 if self.is_slow else int(SLOW_S / max(self.latest_s, LEAST_S))
 
-    def permitted_prefix(self, drafts: Sequence[int]) -> int:
-        """Returns how many leading tokens of `drafts` may come next, one after the other."""
+    def permitted_prefix(self, proposed: Sequence[int]) -> int:
+        """Returns how many leading tokens of `proposed` may come next, one after the other."""
         if self._is_finished or self._matcher.is_error():
             return 0
-        count: int = self._matcher.validate_tokens(list(drafts))
+        count: int = self._matcher.validate_tokens(list(proposed))
         return count
 
     def _why(self, token: int) -> str:

@@ -1,16 +1,87 @@
-"""The tokens of a model as bytes, in the form that llguidance needs."""
+"""The tokens of a model as bytes, in the form that llguidance needs, and the runs of digits that they make."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from twostroke.base.errors import ConfigError, UnsupportedFeature
-from twostroke.base.token_mask import WORD_BITS
+from twostroke.base.token_mask import WORD_BITS, Mask
 from twostroke.base.tokenizer_file import read_tokenizer
-from twostroke.grammar.digits import Digits, digits_of
+
+MOST_DIGITS: Final = 32
+"""Digits in a row of a JSON number, as many as blanks of an indent: twice what a double or an int64 has."""
+DIGITS: Final = b"0123456789"
+LETTERS: Final = frozenset(bytes([letter]) for letter in b"abcdfghijklmnopqrstuvwxyz")
+"""Texts that no number has. An `e` begins an exponent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Digits:
+    """The digits that tokens of a vocabulary begin and end with."""
+
+    at_end: npt.NDArray[np.int16]
+    """How many digits each token ends with."""
+    is_whole: npt.NDArray[np.bool_]
+    """Whether each token has only digits."""
+    at_start: Mask
+    """The tokens that begin with a digit."""
+    single: tuple[int, ...]
+    """The tokens that are one digit."""
+    letters: Mask
+    """The tokens that are a single letter: where one may come, the text is no number."""
+
+    def run_after(self, run: int, token: int) -> int:
+        """Returns how many digits the text ends with when a token has come after `run` digits."""
+        at_end = int(self.at_end[token])
+        return run + at_end if self.is_whole[token] else at_end
+
+    def without_more(self, mask: Mask, may_end_with: Callable[[int], bool]) -> Mask:
+        """Returns the mask without further digits, unless the text is no number.
+
+        Where only digits may come, it is those with which the number may end, if any: none ends with more zeros that
+        must not be zero. `may_end_with` tells whether anything but a digit may come behind a token.
+        """
+        if (mask & self.letters).any():
+            return mask
+        left = mask & ~self.at_start
+        if left.any():
+            return left
+        ending = [token for token in self.single if _has(mask, token) and may_end_with(token)]
+        return _mask_of(ending, WORD_BITS * len(mask)) if ending else mask
+
+    def are_all(self, mask: Mask) -> bool:
+        """Tells whether nothing but tokens that begin with a digit may come."""
+        return not (mask & ~self.at_start).any()
+
+
+def digits_of(texts: Sequence[bytes], size: int) -> Digits:
+    """Returns the digits of a vocabulary of `size` tokens, of which the first ones have these texts."""
+    at_end, is_whole = np.zeros(size, np.int16), np.zeros(size, np.bool_)
+    at_end[: len(texts)] = [len(text) - len(text.rstrip(DIGITS)) for text in texts]
+    is_whole[: len(texts)] = [text.isdigit() for text in texts]
+    at_start = [token for token, text in enumerate(texts) if text[:1].isdigit()]
+    letters = [token for token, text in enumerate(texts) if text in LETTERS]
+    single = tuple(token for token in at_start if len(texts[token]) == 1)
+    return Digits(at_end, is_whole, _mask_of(at_start, size), single, _mask_of(letters, size))
+
+
+def _has(mask: Mask, token: int) -> bool:
+    word, bit = divmod(token, WORD_BITS)
+    return bool(mask[word] >> bit & 1)
+
+
+def _mask_of(tokens: Sequence[int], size: int) -> Mask:
+    mask = np.zeros(-(-size // WORD_BITS), np.uint32)
+    ids = np.array(tokens, np.int64)
+    np.bitwise_or.at(mask, ids // WORD_BITS, np.uint32(1) << (ids % WORD_BITS).astype(np.uint32))
+    return mask
 
 
 @dataclass(frozen=True, slots=True)

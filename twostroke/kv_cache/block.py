@@ -22,7 +22,7 @@ HASH_SCHEME = "blake2b-128/tokens-u32le/v2"
 """Part of the fingerprint: workers with another scheme would never share a block."""
 
 _KEY = b"twostroke.block.v1"
-_ROOT, _SALTED, _OWNER, _EXACT, _ADAPTER = b"root", b"salted", b"owner", b"exact", b"adapter"
+_ROOT, _SALTED, _OWNER, _EXACT = b"root", b"salted", b"owner", b"exact"
 """These keep roots, salted parents and salts apart from blocks: a client that chooses the content of one must not
 be able to produce the hash of another client's block."""
 
@@ -43,12 +43,9 @@ def owner_salt(tenant: str, cache_salt: bytes) -> bytes:
     return _hash(_framed(tenant.encode()) + _framed(cache_salt), _OWNER)
 
 
-def adapter_salt(salt: bytes, adapter: bytes) -> bytes:
-    """Returns the salt of blocks that an adapter computes: its digest keeps them apart from every other adapter's.
-
-    Not one block of them has the KV of the model alone, so that none may be public.
-    """
-    return _hash(_framed(salt) + _framed(adapter), _ADAPTER)
+def derived_salt(salt: bytes, kind: bytes, content: bytes) -> bytes:
+    """Returns the salt of blocks that depend on `content`, too. `kind` is a feature's own, unlike those above."""
+    return _hash(_framed(salt) + _framed(content), kind)
 
 
 def exact_salt(salt: bytes) -> bytes:

@@ -266,8 +266,7 @@ class _FrozenBlocks:
 
 
 def parts_of(batch: EventBatch) -> Iterator[EventBatch]:
-    """Yields a batch in parts: what was stored comes before what was removed, so that a move is never seen as a
-    loss."""
+    """Yields a batch in parts: what was stored comes first, so that a move is never seen as a loss."""
     changes = batch.changes
     if sum(len(change.stored) + len(change.removed) for change in changes) <= PART_BLOCKS:
         yield batch

@@ -73,9 +73,7 @@ class PageShape:
 
 @dataclass(frozen=True, slots=True)
 class PageForm:
-    """How the keys and values of a block are stored for one head and layer. A page with a single form stores all layers
-    so.
-    """
+    """How the keys and values of a block are stored for one head and layer, or for all of a page."""
 
     name: str
     """The word that --kv-format takes."""
@@ -168,19 +166,19 @@ class FormWithExactEnds:
 
 
 @dataclass(frozen=True, slots=True)
-class RankedForm:
-    """The form of pages of workers with several ranks: each range of heads is a page of its own, side by side.
+class JointForm:
+    """The form of pages that several processes compute: each range of heads is a page of its own, side by side.
 
-    A page also says so where all ranks have the same heads: its numbers are sums of as many parts.
+    A page also says so where all processes have the same heads: its numbers are sums of as many parts.
     """
 
     inner: PageForm | FormWithExactEnds
-    """The form of a rank's part."""
-    ranks: int
+    """The form of a process's part."""
+    processes: int
 
     @property
     def name(self) -> str:
-        return f"{self.inner.name}/{self.ranks}"
+        return f"{self.inner.name}/{self.processes}"
 
     @property
     def spans_block(self) -> bool:
@@ -202,11 +200,11 @@ class RankedForm:
         )
 
     def ranges(self, kv_heads: int) -> int:
-        """Returns in how many ranges the heads of a page lie: fewer than there are ranks where these share heads."""
-        return min(self.ranks, kv_heads)
+        """Returns in how many ranges the heads of a page lie: fewer than processes where these share heads."""
+        return min(self.processes, kv_heads)
 
 
-AnyForm = PageForm | FormWithExactEnds | RankedForm
+AnyForm = PageForm | FormWithExactEnds | JointForm
 
 
 def check_latents(shape: PageShape, form: AnyForm) -> None:
@@ -214,7 +212,7 @@ def check_latents(shape: PageShape, form: AnyForm) -> None:
 
     One scale for a latent and a rotated key would lose the smaller of them.
     """
-    inner = form.inner if isinstance(form, RankedForm) else form
+    inner = form.inner if isinstance(form, JointForm) else form
     if shape.latent_dim is None or (isinstance(inner, PageForm) and inner.stores_latents):
         return
     names = ", ".join(form.name for form in FORMS.values() if form.stores_latents)
@@ -316,16 +314,16 @@ FORMS: Final = {
 }
 """All forms that a layer can have, by name."""
 _EXACT_ENDS: Final = re.compile(r"(\w+)\+(\d+)x(\w+)")
-_RANKED: Final = re.compile(r"(.+)/(\d+)")
+_JOINT: Final = re.compile(r"(.+)/(\d+)")
 
 
 def page_form(name: str) -> AnyForm:
     """Returns the form of a name of `FORMS`, or of a name that `config.cache.form_name` made of some."""
-    ranked = _RANKED.fullmatch(name)
-    return _unranked(name) if ranked is None else RankedForm(_unranked(ranked[1]), int(ranked[2]))
+    joint = _JOINT.fullmatch(name)
+    return _of_one(name) if joint is None else JointForm(_of_one(joint[1]), int(joint[2]))
 
 
-def _unranked(name: str) -> PageForm | FormWithExactEnds:
+def _of_one(name: str) -> PageForm | FormWithExactEnds:
     matched = _EXACT_ENDS.fullmatch(name)
     if matched is None:
         return FORMS[name]

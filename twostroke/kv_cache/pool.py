@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 from twostroke.base.ids import BlockHash, PageId
 from twostroke.kv_cache.groups.full_group import FullGroup
-from twostroke.kv_cache.groups.group_pool import FurtherGroup, GroupPool, MakeGroup
+from twostroke.kv_cache.groups.group_pool import FurtherGroup, GroupPool, MakeGroup, PoolListener
 from twostroke.kv_cache.groups.page_state import PageState
-from twostroke.kv_cache.groups.pool_listener import PoolListener
 from twostroke.kv_cache.parts import GroupKind, Part
 
 

@@ -61,9 +61,7 @@ class PeerChannel:
     Before a call is sent, both sides prove that they have the cluster's token (`proof`)."""
 
     def __init__(self, address: str, membership: Membership | str, endpoint: TlsEndpoint | None = None) -> None:
-        """`membership` is what this process proves: only a token if the cluster has no certificates. `endpoint` is for
-        a client that is no process of the cluster.
-        """
+        """`membership` is what this process proves. `endpoint` is for a client that is no process of the cluster."""
         membership = Membership(membership) if isinstance(membership, str) else membership
         self.address = address
         prover = CallProver(membership.token, address)
@@ -101,14 +99,10 @@ def error_of(rpc_error: grpc.aio.AioRpcError, address: str) -> ServeError:
 
 
 def call_timeout_s(seconds: float) -> float:
-    """Returns `seconds` as a timeout that gRPC can carry: from 0 to MOST_TIMEOUT_S, which also stands for NaN and
-    infinity.
-    """
+    """Returns a timeout that gRPC can carry, from 0 to MOST_TIMEOUT_S, which stands for NaN and infinity, too."""
     return max(0.0, seconds) if seconds < MOST_TIMEOUT_S else MOST_TIMEOUT_S
 
 
 def is_refusal(error: ServeError) -> bool:
-    """Returns whether no process listens at the address. Only the system's message tells this from other errors in
-    gRPC.
-    """
+    """Returns whether no process listens at the address, which only the system's message tells."""
     return isinstance(error, PeerLost) and "Connection refused" in error.message

@@ -66,8 +66,7 @@ class Connections:
         self._known: OrderedDict[str, int] = OrderedDict()
         """Open calls that were let in, by gRPC's name of the other side; the one that has called last comes last."""
         self._seen: dict[tuple[int, int], _Seen | None] = {}
-        """The connections by descriptor and inode, so that a number that is used again is looked at again. None is no
-        connection here."""
+        """Connections by descriptor and inode: a number that is used again is looked at again. None: no connection."""
         self._descriptors: list[str] = []
         """At the last look."""
         self._admitted: set[_Seen] = set()
@@ -89,7 +88,8 @@ class Connections:
             self._known[peer] -= 1
             self._known.move_to_end(peer)
             if len(self._known) > self.most + SPARE:
-                self._forget_idle()
+                for idle in [peer for peer, calls in self._known.items() if not calls][: SPARE // 2]:
+                    del self._known[idle]
 
     def is_known(self, peer: str) -> bool:
         return peer in self._known or _peer_of(peer) in self._admitted_peers
@@ -163,10 +163,6 @@ class Connections:
                 host, port = own.getpeername()[:2]
                 return _Seen(descriptor, (_plain(host), port), now_s, inode)
         return None
-
-    def _forget_idle(self) -> None:
-        for peer in [peer for peer, calls in self._known.items() if not calls][: SPARE // 2]:
-            del self._known[peer]
 
 
 def _end(doomed: Iterable[_Seen]) -> None:

@@ -15,21 +15,20 @@ from twostroke.kv_cache.block import HASH_BYTES
 from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.parts import GroupKind, Part
 from twostroke.request import (
-    AdapterRef,
     Attempt,
-    BlockConditions,
     CacheHint,
     GenerateRequest,
     Grammar,
     PromptLogprobs,
     SampledToken,
     SamplingParams,
+    WeightsRef,
 )
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import control_pb2, worker_pb2
 from twostroke.tracing.context import TraceContext, header_of
 
-ADAPTER_DIGEST_BYTES = 16
+WEIGHTS_DIGEST_BYTES = 16
 
 
 def hashes_to_bytes(hashes: Iterable[BlockHash]) -> bytes:
@@ -79,20 +78,19 @@ def sampling_from_message(message: worker_pb2.Sampling) -> SamplingParams:
 
 
 def request_to_message(request: GenerateRequest) -> worker_pb2.Request:
-    message = worker_pb2.Request(
+    return worker_pb2.Request(
         **_REQUEST.values_of(request),
         sampling=sampling_to_message(request.sampling),
+        weights=weights_to_message(request.weights),
         hints=[worker_pb2.CacheHint(blocks=hint.blocks, seconds=hint.seconds) for hint in request.hints],
     )
-    put_conditions(message, request.conditions)
-    return message
 
 
 def request_from_message(message: worker_pb2.Request) -> GenerateRequest:
     return GenerateRequest(
         **_REQUEST.values_in(message),
         sampling=sampling_from_message(message.sampling),
-        conditions=conditions_of(message),
+        weights=weights_from_message(message.weights) if message.HasField("weights") else None,
         hints=tuple(CacheHint(hint.blocks, hint.seconds) for hint in message.hints),
     )
 
@@ -140,8 +138,7 @@ class _SameFields:
     """Fields that a dataclass and its message have under one name and in one form."""
 
     def __init__(self, of: type, message: type[Message], *, apart: Collection[str]) -> None:
-        """`apart` names the fields that are converted otherwise. Raises KeyError for any other field that
-        the message lacks."""
+        """`apart` names fields that are converted otherwise. Raises KeyError for others that the message lacks."""
         described = message.DESCRIPTOR.fields_by_name
         self._names = tuple(each.name for each in dataclasses.fields(of) if each.name not in apart)
         self._lists = tuple(name for name in self._names if described[name].is_repeated)
@@ -161,22 +158,18 @@ class _SameFields:
 
 
 _SAMPLING = _SameFields(SamplingParams, worker_pb2.Sampling, apart={"logit_bias", "grammar"})
-_REQUEST = _SameFields(GenerateRequest, worker_pb2.Request, apart={"sampling", "conditions", "hints"})
+_REQUEST = _SameFields(GenerateRequest, worker_pb2.Request, apart={"sampling", "weights", "hints"})
 
 
-def put_conditions(message: Any, conditions: BlockConditions | None) -> None:
-    """Says in a message about blocks what computes them."""
-    if conditions is not None:
-        message.adapter.digest, message.adapter.path = conditions.adapter.digest, conditions.adapter.path
+def weights_to_message(weights: WeightsRef | None) -> worker_pb2.Weights | None:
+    return None if weights is None else worker_pb2.Weights(digest=weights.digest, path=weights.path)
 
 
-def conditions_of(message: Any) -> BlockConditions | None:
-    """Returns what computes the blocks of a message. Raises InvalidRequest for what is no digest: it names files."""
-    if not message.HasField("adapter"):
-        return None
-    if len(message.adapter.digest) != ADAPTER_DIGEST_BYTES:
-        raise InvalidRequest(f"the digest of an adapter has {ADAPTER_DIGEST_BYTES} bytes", field="adapter.digest")
-    return BlockConditions(AdapterRef(message.adapter.digest, message.adapter.path))
+def weights_from_message(message: worker_pb2.Weights) -> WeightsRef:
+    """Raises InvalidRequest for what is no digest: it names files."""
+    if len(message.digest) != WEIGHTS_DIGEST_BYTES:
+        raise InvalidRequest(f"the digest of weights has {WEIGHTS_DIGEST_BYTES} bytes", field="weights.digest")
+    return WeightsRef(message.digest, message.path)
 
 
 def tokens_to_messages(tokens: Sequence[SampledToken]) -> list[worker_pb2.Token]:
@@ -200,12 +193,12 @@ def token_from_message(message: worker_pb2.Token) -> SampledToken:
 
 def prompt_logprobs_to_message(scores: PromptLogprobs) -> worker_pb2.PromptLogprobs:
     return worker_pb2.PromptLogprobs(
-        logprobs=scores.logprobs, ranks=scores.ranks, top_ids=scores.top_ids, top_logprobs=scores.top_logprobs
+        logprobs=scores.logprobs, ordinals=scores.ordinals, top_ids=scores.top_ids, top_logprobs=scores.top_logprobs
     )
 
 
 def prompt_logprobs_from_message(message: worker_pb2.PromptLogprobs) -> PromptLogprobs:
-    return PromptLogprobs.of(message.logprobs, message.ranks, message.top_ids, message.top_logprobs)
+    return PromptLogprobs.of(message.logprobs, message.ordinals, message.top_ids, message.top_logprobs)
 
 
 def error_to_message(error: ServeError) -> worker_pb2.ErrorInfo:

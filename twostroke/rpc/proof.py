@@ -37,8 +37,7 @@ NONCE_BYTES = 16
 BEGIN_S = 5.0
 """Time limit of `Begin`, where the call that waits for it has no shorter one."""
 NO_RETRIES = ("grpc.enable_retries", 0)
-"""An option of callers' channels: gRPC would send a call that met a dying server again, to the process that has its
-port then."""
+"""For callers' channels: gRPC would repeat a call that met a dying server at the process with its port then."""
 CLOSED = "the channel to it was closed"
 """What a caller is told whose channel was closed before the call was sent. gRPC raises UsageError."""
 REMEMBERED_MARKS = 4096
@@ -181,9 +180,18 @@ class CallProver:
             details.method, timeout_s, metadata, details.credentials, details.wait_for_ready
         )
 
-    def look_at_end(self, call: Any) -> None:
-        """Begins anew after a call that ended for want of a connection, or of a mark that its server knows."""
+    async def sent(self, continuation: Any, details: grpc.aio.ClientCallDetails, request: Any) -> Any:
+        """Returns a marked call once it is sent. Raises AioRpcError where its channel was closed meanwhile.
+
+        It begins anew after a call that ended for want of a connection, or of a mark that its server knows.
+        """
+        marked = await self.marked(details)
+        try:
+            call = await continuation(marked, request)
+        except grpc.aio.UsageError as error:
+            raise _ended(f"{CLOSED}: nothing was sent") from error
         call.add_done_callback(self._ended)
+        return call
 
     def _ended(self, call: Any) -> None:
         if call.cancelled():
@@ -244,9 +252,7 @@ class _UnaryMarks(grpc.aio.UnaryUnaryClientInterceptor):
         self._prover = prover
 
     async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        call = await _sent(continuation, await self._prover.marked(client_call_details), request)
-        self._prover.look_at_end(call)
-        return call
+        return await self._prover.sent(continuation, client_call_details, request)
 
 
 class _StreamMarks(grpc.aio.UnaryStreamClientInterceptor):
@@ -254,9 +260,7 @@ class _StreamMarks(grpc.aio.UnaryStreamClientInterceptor):
         self._prover = prover
 
     async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        call = await _sent(continuation, await self._prover.marked(client_call_details), request)
-        self._prover.look_at_end(call)
-        return call
+        return await self._prover.sent(continuation, client_call_details, request)
 
 
 class _Details(NamedTuple):
@@ -307,18 +311,8 @@ def proving_channel(address: str, token: str, options: Sequence[tuple[str, Any]]
 
 
 def _impostor(address: str) -> grpc.aio.AioRpcError:
-    """Returns the end of a call to a server that has not proved itself. To callers it is as if no process listened
-    there.
-    """
+    """Returns the end of a call to a server that has not proved itself, as if no process listened there."""
     return _ended(f"the process that listens on {address} did not prove that it has this cluster's token")
-
-
-async def _sent(continuation: Any, details: Any, request: Any) -> Any:
-    """Returns the call once it is sent. Raises AioRpcError where its channel was closed while the call was marked."""
-    try:
-        return await continuation(details, request)
-    except grpc.aio.UsageError as error:
-        raise _ended(f"{CLOSED}: nothing was sent") from error
 
 
 def _ended(said: str, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> grpc.aio.AioRpcError:

@@ -31,8 +31,7 @@ from twostroke.base.errors import (
 )
 from twostroke.observability.bug_log import log_bug
 from twostroke.rpc.connections import SPARE, Connections
-from twostroke.rpc.entrance import Context, Entrance, OwnEntrance
-from twostroke.rpc.open_calls import OpenCalls
+from twostroke.rpc.entrance import Context, Entrance, OpenCalls, OwnEntrance
 from twostroke.rpc.proof import BEGIN, CallVerifier
 from twostroke.rpc.public_services import HealthService, serve_reflection
 from twostroke.rpc.tls import server_credentials
@@ -187,28 +186,35 @@ class Funnel(grpc.aio.ServerInterceptor):
         return funnelled
 
     async def _message(self, handler: Any, entrance: Entrance, came: Any, context: Context) -> Any:
-        """Returns the request. No variable of a caller may name it: gRPC keeps the error that `abort` raises, and with
-        it the frames that it came through, until the garbage collector finds them.
+        """Returns the request; bytes that are none (text that is not UTF-8, for one) are the caller's mistake.
+
+        No variable of a caller may name it: gRPC keeps the error that `abort` raises, and with it the frames that it
+        came through, until the garbage collector finds them.
         """
-        return _decoded(handler, await entrance.message(came, context))
+        raw = await entrance.message(came, context)
+        if handler.request_deserializer is None:
+            return raw
+        try:
+            return handler.request_deserializer(raw)
+        except DecodeError as error:
+            raise InvalidRequest(f"the request is not a valid message: {error}") from error
 
     def _check_connection(self, context: Context, is_open: bool) -> None:
-        if self.verifier is not None and not is_open:
-            _check_connection(context, self._refuses_plain)
+        if self.verifier is None or is_open:
+            return
+        shown = context.auth_context()
+        if b"ssl" in shown.get("transport_security_type", ()):
+            # The CA may have issued for others as well; gRPC looks at the names of servers only.
+            if CLUSTER_NAME.encode() not in shown.get("x509_subject_alternative_name", ()):
+                raise Unauthenticated(f"the certificate does not name {CLUSTER_NAME} in its subjectAltName")
+        elif self._refuses_plain and not context.peer().startswith(_OWN_HOST):
+            raise Unauthenticated(
+                "from another host this takes TLS with a certificate of the cluster, on the peer port"
+            )
 
     def _counted(self, context: Context, is_open: bool) -> AbstractContextManager[object]:
         """Notes that the connection belongs to an admitted client."""
         return contextlib.nullcontext() if is_open else self._connections.calling(context.peer())
-
-
-def _check_connection(context: Context, refuses_plain: bool) -> None:
-    shown = context.auth_context()
-    if b"ssl" in shown.get("transport_security_type", ()):
-        # The CA may have issued for others as well; gRPC looks at the names of servers only.
-        if CLUSTER_NAME.encode() not in shown.get("x509_subject_alternative_name", ()):
-            raise Unauthenticated(f"the certificate does not name {CLUSTER_NAME} in its subjectAltName")
-    elif refuses_plain and not context.peer().startswith(_OWN_HOST):
-        raise Unauthenticated("from another host this takes TLS with a certificate of the cluster, on the peer port")
 
 
 def _refusal(method: str, error: ServeError) -> grpc.RpcMethodHandler[Any, Any]:
@@ -219,16 +225,6 @@ def _refusal(method: str, error: ServeError) -> grpc.RpcMethodHandler[Any, Any]:
         await _abort(context, method, error)
 
     return grpc.stream_stream_rpc_method_handler(refused)
-
-
-def _decoded(handler: Any, raw: bytes) -> Any:
-    """Returns the request message; bytes that are none (text that is not UTF-8, for one) are the caller's mistake."""
-    if handler.request_deserializer is None:
-        return raw
-    try:
-        return handler.request_deserializer(raw)
-    except DecodeError as error:
-        raise InvalidRequest(f"the request is not a valid message: {error}") from error
 
 
 async def _abort(context: Context, method: str, error: Exception) -> NoReturn:
@@ -354,9 +350,7 @@ def host_port(host: str, port: int) -> str:
 
 
 def check_can_listen(host: str, port: int, shares_port: bool) -> None:
-    """Checks that a server can listen, before one is made. A server that was never started hangs when it is collected
-    after its event loop.
-    """
+    """Checks that a server can listen before one is made: one that was never started hangs when it is collected."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

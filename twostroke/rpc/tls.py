@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from operator import methodcaller
 from typing import Any
 
 import grpc
@@ -59,9 +60,7 @@ class Renewal:
         return _configuration(self._shown)
 
     def next(self) -> grpc.ServerCertificateConfiguration | None:
-        """Returns the certificates to use. None: the same as before. gRPC calls it on a thread of its own before each
-        handshake.
-        """
+        """Returns new certificates to use, if any. gRPC calls it on a thread of its own before each handshake."""
         pem = self._certificates.pem
         is_old = self._certificates.asks_clients and self._clock() - self._since_s > SESSIONS_S
         if pem is self._shown and not is_old:
@@ -97,28 +96,16 @@ class RenewingChannel(grpc.aio.Channel):
         await self._channel.close(grace)
 
     def unary_unary(self, *method: Any, **codecs: Any) -> Any:
-        def call(*request: Any, **options: Any) -> Any:
-            return self._now().unary_unary(*method, **codecs)(*request, **options)
-
-        return call
+        return self._calls(methodcaller("unary_unary", *method, **codecs))
 
     def unary_stream(self, *method: Any, **codecs: Any) -> Any:
-        def call(*request: Any, **options: Any) -> Any:
-            return self._now().unary_stream(*method, **codecs)(*request, **options)
-
-        return call
+        return self._calls(methodcaller("unary_stream", *method, **codecs))
 
     def stream_unary(self, *method: Any, **codecs: Any) -> Any:
-        def call(*request: Any, **options: Any) -> Any:
-            return self._now().stream_unary(*method, **codecs)(*request, **options)
-
-        return call
+        return self._calls(methodcaller("stream_unary", *method, **codecs))
 
     def stream_stream(self, *method: Any, **codecs: Any) -> Any:
-        def call(*request: Any, **options: Any) -> Any:
-            return self._now().stream_stream(*method, **codecs)(*request, **options)
-
-        return call
+        return self._calls(methodcaller("stream_stream", *method, **codecs))
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         return self._now().get_state(try_to_connect)
@@ -134,6 +121,14 @@ class RenewingChannel(grpc.aio.Channel):
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
+
+    def _calls(self, opened: Callable[[grpc.aio.Channel], Any]) -> Any:
+        """Returns what makes calls of one method, over the channel of their time."""
+
+        def call(*request: Any, **options: Any) -> Any:
+            return opened(self._now())(*request, **options)
+
+        return call
 
     def _now(self) -> grpc.aio.Channel:
         pem = self._certificates.pem

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from twostroke.request import PromptLogprobs, SampledToken, SamplingParams
 
 MOST_EXTRA_LOGITS = 128
-"""Most tokens of one step with wanted logits, besides the last token of each sequence. They are drafted tokens, and
+"""Most tokens of one step with wanted logits, besides the last token of each sequence. They are proposed tokens, and
 tokens of prompts with logprobs. A float32 for each token of a vocabulary of 152,000 makes 78 MB; and products with 128
 rows are nearly as fast per row as with more."""
 
@@ -33,10 +33,9 @@ class SampleRow(NamedTuple):
     output: tuple[int, ...] = ()
     """Token ids of the output; empty unless penalties are on."""
     mask: npt.NDArray[np.uint32] | None = None
-    """Tokens that the answer's grammar permits and the request allows, one bit each (`twostroke.base.token_mask.Mask`).
-    None: all."""
+    """Tokens that may be drawn, one bit each (`twostroke.base.token_mask.Mask`). None: all."""
     behind: int = 0
-    """Number of drafted tokens of the sequence that come after the token at which this row samples."""
+    """Number of proposed tokens of the sequence that come after the token at which this row samples."""
 
 
 class ScoreRow(NamedTuple):
@@ -56,14 +55,10 @@ class FeatureRows:
     end_tokens: tuple[int, ...]
     """Token ids that end an answer."""
     masks: dict[int, list[npt.NDArray[np.uint32]]] = field(default_factory=dict)
-    """Tokens that may come behind the last known token of a row, and behind each drafted one."""
+    """Tokens that may come behind the last known token of a row, and behind each proposed one."""
     scores: list[ScoreRow] = field(default_factory=list)
-    adapters: dict[int, bytes] = field(default_factory=dict)
-    """Digest of the adapter of each row that has one."""
-
-    def adapters_of_all(self, rows: int) -> tuple[bytes | None, ...]:
-        """Returns the adapter of each row; None for one without."""
-        return tuple([self.adapters.get(row) for row in range(rows)])
+    weights: dict[int, bytes] = field(default_factory=dict)
+    """Digest of the weights of each row that has some beside the model's."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,8 +89,8 @@ class Batch:
     samples: tuple[SampleRow, ...] = ()
     """In the order of the sequences, and of the tokens of each."""
     scores: tuple[ScoreRow, ...] = ()
-    adapters: tuple[bytes | None, ...] = ()
-    """[S] digest of the adapter of each sequence; empty where none has one."""
+    weights: tuple[bytes | None, ...] = ()
+    """[S] digest of what each sequence is computed with beside the model's weights; empty where none has any."""
     released: tuple[int, ...] = ()
     """Pages of the first group with blocks that were finished or given up since the step before. What is kept for them
     besides the page can be freed."""
@@ -112,14 +107,14 @@ class Batch:
         return len(self.context_lens)
 
     @property
-    def drafted_tokens(self) -> int:
-        """Tokens that were drafted: each has a sample of its own besides that of its sequence."""
+    def proposed_tokens(self) -> int:
+        """Tokens that were proposed: each has a sample of its own besides that of its sequence."""
         return len(self.samples) - len({sample.row for sample in self.samples})
 
     @property
     def has_prompts(self) -> bool:
-        """Whether it computes more than the last known token of each sequence and drafted ones."""
-        return len(self.tokens) - self.drafted_tokens > self.sequences
+        """Whether it computes more than the last known token of each sequence and proposed ones."""
+        return len(self.tokens) - self.proposed_tokens > self.sequences
 
     @property
     def scored_tokens(self) -> int:

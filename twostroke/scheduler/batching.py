@@ -22,7 +22,7 @@ Ints = npt.NDArray[np.int32]
 class Chunk(NamedTuple):
     """Run tokens [start, end) of a sequence; where `samples`, draw the next token after the last one.
 
-    Drafted tokens run behind it, and the next token after each of them is drawn too. It is a tuple because one is made
+    Proposed tokens run behind it, and the next token after each of them is drawn too. It is a tuple because one is made
     for every token.
     """
 
@@ -30,16 +30,11 @@ class Chunk(NamedTuple):
     start: int
     end: int
     samples: bool
-    drafts: tuple[int, ...] = ()
+    proposed: tuple[int, ...] = ()
 
     @property
-    def drafted_end(self) -> int:
-        return self.end + len(self.drafts)
-
-    @property
-    def rows(self) -> int:
-        """Tokens that are drawn where it samples."""
-        return 1 + len(self.drafts)
+    def run_end(self) -> int:
+        return self.end + len(self.proposed)
 
 
 def terms_of(chunks: ListOf[Chunk]) -> StepTerms:
@@ -49,7 +44,7 @@ def terms_of(chunks: ListOf[Chunk]) -> StepTerms:
     for chunk in chunks:
         end = chunk.end
         if chunk.samples:
-            streams += chunk.rows
+            streams += 1 + len(chunk.proposed)
             context_tokens += end
             end -= 1
         tokens = end - chunk.start
@@ -103,7 +98,7 @@ class BatchBuilder:
 
     def build(self, chunks: ListOf[Chunk]) -> Step:
         starts = np.array([chunk.start for chunk in chunks], np.int32)
-        ends = np.array([chunk.drafted_end for chunk in chunks], np.int32)
+        ends = np.array([chunk.run_end for chunk in chunks], np.int32)
         computed = np.array([chunk.sequence.computed for chunk in chunks], np.int32)
         query_starts = np.zeros(len(chunks) + 1, np.int32)
         np.cumsum(ends - starts, out=query_starts[1:])
@@ -115,9 +110,9 @@ class BatchBuilder:
         kept = self._further.kept_tokens(chunks, computed)
         slots[positions < kept[rows]] = self._scratch_slot  # computed tokens are not written again
         tokens: list[int] = []
-        for sequence, start, end, _, drafts in chunks:
+        for sequence, start, end, _, proposed in chunks:
             tokens += sequence.known[start:end]
-            tokens += drafts
+            tokens += proposed
         features = self._features(chunks)
         batch = Batch(
             tokens=np.array(tokens, np.int32),
@@ -135,7 +130,7 @@ class BatchBuilder:
                 ]
             ),
             scores=tuple(features.scores),
-            adapters=features.adapters_of_all(len(chunks)) if features.adapters else (),
+            weights=tuple(map(features.weights.get, range(len(chunks)))) if features.weights else (),
             further=self._further.of(chunks, positions, rows, computed, ends),
         )
         return Step(tuple(chunks), batch)
@@ -157,17 +152,17 @@ class BatchBuilder:
 
     def _features(self, chunks: ListOf[Chunk]) -> FeatureRows:
         rows = FeatureRows(self._eos)
-        for row, (sequence, start, end, _, drafts) in enumerate(chunks):
+        for row, (sequence, start, end, _, proposed) in enumerate(chunks):
             for constraint in sequence.constraints:
-                constraint.fill(rows, row, sequence, range(start, end), drafts)
+                constraint.fill(rows, row, sequence, range(start, end), proposed)
         return rows
 
     def _samples(self, row: int, chunk: Chunk, features: FeatureRows) -> list[SampleRow]:
-        """Returns the draws of a sequence: behind its last known token, and behind each drafted one.
+        """Returns the draws of a sequence: behind its last known token, and behind each proposed one.
 
-        Each is as it would be if the drafted tokens before it were known.
+        Each is as it would be if the proposed tokens before it were known.
         """
-        sequence, drafts = chunk.sequence, chunk.drafts
+        sequence, proposed = chunk.sequence, chunk.proposed
         if not chunk.samples:
             return []
         params = sequence.sampling
@@ -176,15 +171,15 @@ class BatchBuilder:
         output: tuple[int, ...] = ()
         if params.has_penalties:
             prompt = tuple(sequence.known[: sequence.prompt_tokens])
-            output = tuple(sequence.known[sequence.prompt_tokens :]) + drafts
+            output = tuple(sequence.known[sequence.prompt_tokens :]) + proposed
         masks = features.masks.get(row)
         allowed = mask_of(params.allowed_tokens) if params.allowed_tokens else None
         known, answered, samples = len(sequence.known), sequence.answer_tokens, []
-        for drawn in range(len(drafts) + 1):
+        for drawn in range(len(proposed) + 1):
             is_early = answered + drawn < params.min_tokens
             banned = self._eos + params.stop_token_ids if is_early else ()
-            so_far = output[: answered + drawn] if drafts else output
+            so_far = output[: answered + drawn] if proposed else output
             mask = allowed if masks is None else masks[drawn]
-            behind = len(drafts) - drawn
+            behind = len(proposed) - drawn
             samples.append(SampleRow(row, params, known + drawn, banned, prompt, so_far, mask, behind))
         return samples

@@ -7,6 +7,7 @@ from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from twostroke.base.ids import BlockHash, SessionId
 from twostroke.scheduler.batching import Chunk, Step
 from twostroke.scheduler.cost import StepCost
 from twostroke.scheduler.reading import InlineReadings, ReadingRunner
@@ -40,6 +41,29 @@ class Extension(Protocol):
         `proposed` has the indices of the chunks whose sequences have a proposer. `grow` gives a sequence one more
         block, where there is room.
         """
+
+
+class ClaimGate(Protocol):
+    """Decides when a waiting sequence may claim its pages."""
+
+    def may_claim(self, session: SessionId, hashes: ListOf[BlockHash], private: int) -> bool:
+        """Returns False while blocks that the claim would evict are being saved; it is asked again after that."""
+
+    def loaded_depth(self, hashes: ListOf[BlockHash]) -> int:
+        """Returns after how many of these blocks a sequence can continue once suppliers here have brought theirs.
+
+        It is 0 where they bring nothing.
+        """
+
+
+class OpenGate:
+    """Lets every claim be made at once."""
+
+    def may_claim(self, session: SessionId, hashes: ListOf[BlockHash], private: int) -> bool:
+        return True
+
+    def loaded_depth(self, hashes: ListOf[BlockHash]) -> int:
+        return 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,8 @@ from twostroke.scheduler.batch import MOST_EXTRA_LOGITS
 from twostroke.scheduler.batching import Chunk
 from twostroke.scheduler.branches import Extension
 from twostroke.scheduler.cost import Budget, StepCost
-from twostroke.scheduler.demand import Demand
 from twostroke.scheduler.progress import BlockProgress
-from twostroke.scheduler.sequence import Sequence
+from twostroke.scheduler.sequence import Demand, Sequence
 from twostroke.scheduler.values import SchedulerLimits
 
 
@@ -37,9 +36,7 @@ class ChunkChooser:
         self._late = late
         self._preempt = preempt
         self._known_early: set[Sequence] = set()
-        """Sequences with tokens that their readers made known since the last step: some may need pages
-        before they run.
-        """
+        """Sequences with tokens that readers made known since the last step; some may need pages."""
 
     def became_known(self, sequence: Sequence) -> None:
         """Takes note that the reader of a sequence has made tokens known."""

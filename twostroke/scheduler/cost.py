@@ -22,7 +22,7 @@ class StepTerms:
     """The quantities that a step's cost depends on. A row that samples counts one token as a stream's."""
 
     streams: int = 0
-    """Tokens behind which one is drawn: the last one of each stream, and drafted ones."""
+    """Tokens behind which one is drawn: the last one of each stream, and proposed ones."""
     context_tokens: int = 0
     """Tokens that the streams attend to, those of each stream once."""
     prompt_tokens: int = 0
@@ -37,8 +37,8 @@ class StepTerms:
         ends, drawn = batch.context_lens.astype(np.int64), np.zeros(batch.sequences, np.int64)
         for sample in batch.samples:
             drawn[sample.row] += 1
-        drafted = np.maximum(drawn - 1, 0)
-        context_tokens = int((ends - drafted)[drawn > 0].sum())
+        proposed = np.maximum(drawn - 1, 0)
+        context_tokens = int((ends - proposed)[drawn > 0].sum())
         if not prompt_tokens:
             return cls(streams, context_tokens)
         lengths = np.diff(batch.query_starts).astype(np.int64) - drawn
@@ -51,14 +51,14 @@ class StepTerms:
 
 @dataclass(frozen=True, slots=True)
 class StreamStep:
-    """What a step does for each of its streams, on average: more than one token where tokens are drafted."""
+    """What a step does for each of its streams, on average: more than one token where tokens are proposed."""
 
     rows: float = 1.0
-    """Tokens that run for it: its last one, and drafted ones."""
+    """Tokens that run for it: its last one, and proposed ones."""
     tokens: float = 1.0
     """Tokens that become known of it."""
-    draft_s: float = 0.0
-    """Seconds that a draft model computes before the step, for all streams."""
+    before_s: float = 0.0
+    """Seconds of work before the step, for all streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,9 @@ class StepCost:
         streams_s = self.of_streams(terms.streams, terms.context_tokens)
         return streams_s + self.of_prompts(terms.prompt_tokens > 0, terms.prompt_tokens, terms.prompt_pairs)
 
-    def with_drafts(self, each: StreamStep) -> StepCost:
+    def with_streams(self, each: StreamStep) -> StepCost:
         """Returns the costs of steps that do this for each of their streams."""
-        return replace(self, step_s=self.step_s + each.draft_s, stream_s=each.rows * self.stream_s)
+        return replace(self, step_s=self.step_s + each.before_s, stream_s=each.rows * self.stream_s)
 
     def per_token(self, tokens: float) -> StepCost:
         """Returns the costs of streams for each token that they get, where a step makes so many of each known."""

@@ -13,11 +13,11 @@ from twostroke.scheduler.values import Emission
 
 
 class Drawn(NamedTuple):
-    """What the sampler drew for a sequence: the token behind the last known one, and that behind each drafted one."""
+    """What the sampler drew for a sequence: the token behind the last known one, and that behind each proposed one."""
 
     sequence: Sequence
     tokens: ListOf[SampledToken]
-    drafts: tuple[int, ...]
+    proposed: tuple[int, ...]
 
 
 class Emitted(NamedTuple):
@@ -25,9 +25,9 @@ class Emitted(NamedTuple):
 
     sequence: Sequence
     emissions: list[Emission]
-    drafts: tuple[int, ...]
-    """Drafted tokens that ran behind the known ones."""
-    equal_drafts: int
+    proposed: tuple[int, ...]
+    """Proposed tokens that ran behind the known ones."""
+    right: int
     """Tokens with KV of tokens that are known now: leading ones."""
 
 
@@ -42,11 +42,10 @@ class Emitter:
         self._max_model_len = max_model_len
         self._runner = runner
         self.late: dict[Sequence, tuple[Drawn, Reading]] = {}
-        """Those of which it is not known yet what may come next: running sequences, and some that were preempted
-        meanwhile."""
+        """Sequences whose next token is not known yet; some were preempted meanwhile."""
 
     def emit(self, drawn: ListOf[Drawn]) -> list[Emitted]:
-        """Makes tokens known, as far as the drafted ones before them are right and readers are done within a moment."""
+        """Makes tokens known, as far as proposed ones before them are right and readers are done within a moment."""
         emitted = [self._plain(each) for each in drawn if each.sequence.reader is None]
         begun = [
             (each, self._reading(each, each.sequence.reader)) for each in drawn if each.sequence.reader is not None
@@ -57,8 +56,8 @@ class Emitter:
         for each, reading in begun:
             if reading.is_done:
                 emissions = self._read(each, reading)
-                equal = equal_tokens([emission.token.token for emission in emissions], each.drafts)
-                emitted.append(Emitted(each.sequence, emissions, each.drafts, equal))
+                equal = equal_tokens([emission.token.token for emission in emissions], each.proposed)
+                emitted.append(Emitted(each.sequence, emissions, each.proposed, equal))
             else:
                 self.late[each.sequence] = (each, reading)
         return emitted
@@ -66,7 +65,7 @@ class Emitter:
     def emit_late(self, running: Container[Sequence]) -> list[Emitted]:
         """Makes the tokens known of readers that are done since the last call.
 
-        Drafted ones among them run again: the sequence may have lost its pages meanwhile.
+        Proposed ones among them run again: the sequence may have lost its pages meanwhile.
         """
         emitted: list[Emitted] = []
         for sequence, (drawn, reading) in list(self.late.items()):
@@ -74,14 +73,14 @@ class Emitter:
                 del self.late[sequence]
             elif reading.is_done and sequence in running:
                 del self.late[sequence]
-                emitted.append(Emitted(sequence, self._read(drawn, reading), drawn.drafts, 0))
+                emitted.append(Emitted(sequence, self._read(drawn, reading), drawn.proposed, 0))
         return emitted
 
     def _plain(self, drawn: Drawn) -> Emitted:
         """Makes each token that was drawn known."""
         sequence, emissions, emitted = drawn.sequence, list[Emission](), list[int]()
         for token in drawn.tokens:
-            if equal_tokens(emitted, drawn.drafts) < len(emitted):
+            if equal_tokens(emitted, drawn.proposed) < len(emitted):
                 break
             if not token.is_sound:
                 emissions.append(Emission(sequence, token, FinishReason.ERROR))
@@ -90,7 +89,7 @@ class Emitter:
             emitted.append(token.token)
             if emissions[-1].finish is not None:
                 break
-        return Emitted(sequence, emissions, drawn.drafts, equal_tokens(emitted, drawn.drafts))
+        return Emitted(sequence, emissions, drawn.proposed, equal_tokens(emitted, drawn.proposed))
 
     def _read(self, drawn: Drawn, reading: Reading) -> list[Emission]:
         emissions = [self._known(drawn.sequence, token) for token in reading.tokens]
@@ -102,7 +101,7 @@ class Emitter:
         sequence, params = drawn.sequence, drawn.sequence.sampling
         assert params is not None
         left = min(params.max_tokens - sequence.answer_tokens, self._max_model_len - len(sequence.known))
-        return reader.reading(drawn.tokens, drawn.drafts, left, {*self._end_tokens, *params.stop_token_ids})
+        return reader.reading(drawn.tokens, drawn.proposed, left, {*self._end_tokens, *params.stop_token_ids})
 
     def _known(self, sequence: Sequence, token: SampledToken) -> Emission:
         known, params, finish = sequence.known, sequence.sampling, None

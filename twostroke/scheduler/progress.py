@@ -29,9 +29,7 @@ class BlockProgress(Protocol):
         """Returns `end`, or an earlier one before a block that is filled or written by another."""
 
     def take(self, sequence: Sequence, start: int, end: int) -> int:
-        """Takes what a chunk needs besides pages. Returns the chunk's end, which is earlier where there is
-        too little.
-        """
+        """Takes what a chunk needs besides pages; returns its end, which is earlier where there is too little."""
 
     def begin_writing(self, sequence: Sequence, start: int, end: int) -> None:
         """Makes the sequence the writer of what its chunk computes."""

@@ -21,15 +21,13 @@ from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import FinishReason
 from twostroke.scheduler.batch import StepResult
 from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
-from twostroke.scheduler.branches import SchedulerBranches
+from twostroke.scheduler.branches import ClaimGate, OpenGate, SchedulerBranches
 from twostroke.scheduler.choosing import ChunkChooser
 from twostroke.scheduler.cost import Budget
 from twostroke.scheduler.emission import Drawn, Emitted, Emitter
-from twostroke.scheduler.gates import ClaimGate, OpenGate
-from twostroke.scheduler.load import SchedulerLoad
+from twostroke.scheduler.load import ADMISSION_LOOKAHEAD, SchedulerLoad, WaitingQueue
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import AdmittedSequence, Emission, SchedulerLimits
-from twostroke.scheduler.waiting_queue import ADMISSION_LOOKAHEAD, WaitingQueue
 from twostroke.scheduler.windows.places import places_of
 from twostroke.scheduler.windows.progress import progress_of
 
@@ -140,7 +138,7 @@ class Scheduler:
         if not chunks:
             return None
         self._in_flight = frozenset([chunk.sequence for chunk in chunks])
-        return self._step_of(chunks)
+        return self.step_of(chunks)
 
     def take_preempted(self) -> list[Sequence]:
         """Returns the sequences that `plan` preempted since the last call."""
@@ -176,9 +174,15 @@ class Scheduler:
         """
         return self._take_in(self._emitter.emit_late(self._running)) if self._emitter.late else []
 
-    def slice_of(self, chunks: ListOf[Chunk]) -> Step:
-        """Returns a step of these chunks of the failed step in flight; it is updated or aborted like a whole step."""
-        return self._step_of(chunks)
+    def step_of(self, chunks: ListOf[Chunk]) -> Step:
+        """Returns a step of these chunks: all that were chosen, or some of the failed step in flight.
+
+        Such a slice is updated or aborted like a whole step.
+        """
+        step = self._builder.build(chunks)
+        for shared in self._shared:
+            step = shared.added_to(step)
+        return step
 
     def abort_step(self, step: Step) -> list[Sequence]:
         """Ends the sequences of a step, or a slice of one, that failed for good; returns those that had not ended."""
@@ -243,13 +247,7 @@ class Scheduler:
         self._wait(sequence)
         self._waiting.append_first([sequence])
 
-    # Steps and their ends
-
-    def _step_of(self, chunks: ListOf[Chunk]) -> Step:
-        step = self._builder.build(chunks)
-        for shared in self._shared:
-            step = shared.added_to(step)
-        return step
+    # Ends
 
     def _free(self, sequence: Sequence) -> None:
         for constraint in sequence.constraints:

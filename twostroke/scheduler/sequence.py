@@ -9,15 +9,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as TokenSequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from twostroke.base.ids import BlockHash, PageId, RequestId, SessionId
 from twostroke.kv_cache.block import extend_hashes, root_hash
 from twostroke.kv_cache.parts import GroupKind, Part
 from twostroke.request import PromptLogprobs, SamplingParams
 from twostroke.scheduler.batch import FeatureRows
-from twostroke.scheduler.demand import Demand
 from twostroke.scheduler.reading import Proposer, TokenReader
+
+
+class Demand(NamedTuple):
+    """It is a tuple because one is made for every running sequence in every step."""
+
+    start: int
+    """Position of the first token that runs."""
+    most: int
+    """Tokens that could run at once: all known ones from `start` on."""
+    least: int = 0
+    """Tokens that run at once at least, however little the token budget leaves."""
+    weight: int = 1
+    """Tokens of the budget that each of its tokens takes."""
+    logits: int = 0
+    """Logits that each of its tokens needs, besides those behind the last known one."""
+    ends_on_blocks: bool = True
+    """A chunk that ends early is cut back to a block boundary, where the worker aligns chunks."""
+    is_stream: bool = False
+    """It runs beside streams as one of them: the budget for prompts does not count it."""
 
 
 class FurtherPages(Protocol):

@@ -37,8 +37,7 @@ class StepTarget:
         return longest_s if self.limit_s is None else min(longest_s, PLANNED_FRACTION * self.limit_s)
 
     def most_for_late_s(self, cost: StepCost) -> float:
-        """Returns the longest step while a prompt would be late: streams need no more than what was promised to
-        them."""
+        """Returns the longest step while a prompt would be late: streams get what was promised to them."""
         if self.given_s is not None or self.limit_s is None:
             return self.most_s(cost)
         return PLANNED_FRACTION * self.limit_s

@@ -37,5 +37,4 @@ class Emission(NamedTuple):
     sequence: Sequence
     token: SampledToken
     finish: FinishReason | None
-    """Reason of the end, if it ended; ERROR means that there is no token: its logits were not finite, or its reader
-    failed."""
+    """Reason of the end, if it ended. ERROR: there is no token, as its logits were not finite or its reader failed."""

@@ -1,15 +1,74 @@
-"""Speculation for one answer: the proposals of its drafters, and how many of their tokens were right."""
+"""Speculation for one answer: the proposals of its drafters, and how often their tokens were right."""
 
 from __future__ import annotations
 
 import functools
+import operator
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from twostroke.config import DRAFT_MODEL
-from twostroke.speculation.acceptance import OWN_MEMORY, OWN_WEIGHT, Acceptance, Rate
 from twostroke.speculation.draft import NOTHING, Draft, Drafter, Proposal
-from twostroke.speculation.draft_model import ModelDrafter
+from twostroke.speculation.drafters import ModelDrafter
+
+PRIOR = 0.5
+"""Chance of a token of a kind that was never tried."""
+PRIORS = {DRAFT_MODEL: 0.7}
+"""The same for kinds that begin higher: an operator names a draft model because it often agrees."""
+PRIOR_WEIGHT = 4.0
+"""Tokens that the prior chance counts for."""
+MEMORY = 512.0
+"""Tokens of one kind that are remembered: older ones fade."""
+OWN_WEIGHT = 8.0
+"""The rate over all answers counts like this many tokens of the answer itself."""
+OWN_MEMORY = 32.0
+"""Tokens that an answer remembers: what it repeats now says little about what it writes later."""
+
+FADING = 0.9
+"""Share of what was seen of a kind that each new answer keeps. A draft model that was often wrong is not run, so
+nothing new is seen of it; as the past fades, it is tried again."""
+
+
+class Rate:
+    """A share of right tokens. Older tokens count less and less."""
+
+    def __init__(self, memory: float) -> None:
+        self._memory = memory
+        self.right = 0.0
+        self.tried = 0.0
+
+    def observe(self, is_right: bool) -> None:
+        fading = 1.0 - 1.0 / self._memory
+        self.right = self.right * fading + is_right
+        self.tried = self.tried * fading + 1.0
+
+    def fade(self, share: float) -> None:
+        """Keeps a share of what was seen."""
+        self.right *= share
+        self.tried *= share
+
+    def blended(self, chance: float, weight: float) -> float:
+        """Returns the share of right tokens, as if `weight` more tokens had been right with `chance`."""
+        return (self.right + weight * chance) / (self.tried + weight)
+
+
+class Acceptance:
+    """What a worker has seen of each kind of proposal."""
+
+    def __init__(self) -> None:
+        self._kinds: defaultdict[str, Rate] = defaultdict(lambda: Rate(MEMORY))
+
+    def chance(self, kind: str) -> float:
+        """Returns the chance that one token of this kind is right, if those before it are."""
+        return self._kinds[kind].blended(PRIORS.get(kind, PRIOR), PRIOR_WEIGHT)
+
+    def observe(self, kind: str, is_right: bool) -> None:
+        self._kinds[kind].observe(is_right)
+
+    def fade(self, kind: str) -> None:
+        """Lets what was seen of a kind count less. It is called when an answer begins."""
+        self._kinds[kind].fade(FADING)
 
 
 class DraftPrice(NamedTuple):
@@ -36,13 +95,7 @@ class Outcome(NamedTuple):
     """Seconds that a draft model computed."""
 
     def plus(self, other: Outcome) -> Outcome:
-        return Outcome(
-            self.run + other.run,
-            self.kept + other.kept,
-            self.saved_s + other.saved_s,
-            self.spent_s + other.spent_s,
-            self.draft_s + other.draft_s,
-        )
+        return Outcome(*map(operator.add, self, other))
 
 
 Ran = Callable[[str, Outcome], None]
@@ -67,7 +120,7 @@ class Speculation:
         self._proposal: Proposal | None = None
         """The proposal for the next or current step, whether or not it is run."""
         self._certain = 0
-        """Its leading tokens that a grammar forces: nothing is learned from those."""
+        """Its leading tokens that are certain: nothing is learned from those."""
         self._price = DraftPrice(0.0, 0.0)
         self.outcomes: dict[str, Outcome] = {}
         """What became of all drafts of this answer, by drafter."""
@@ -102,8 +155,8 @@ class Speculation:
     def drawn(self, tokens: Sequence[int], run: int) -> None:
         """Learns from the tokens that became known where the latest proposal's first `run` tokens were run.
 
-        The token after those also shows whether the next proposed one was right, although that was not run. Tokens that
-        a grammar forces may follow a wrong one.
+        The token after those also shows whether the next proposed one was right, although that was not run. Certain
+        tokens may follow a wrong one.
         """
         proposal, self._proposal = self._proposal, None
         if proposal is None:

@@ -43,9 +43,7 @@ class _Node:
         return most  # the first one led to it
 
     def split(self, length: int) -> _Node:
-        """Splits the node: returns a new parent with the first tokens of the label. This node becomes its
-        only child.
-        """
+        """Splits the node: returns a new parent, with the first tokens of the label, of which it is the only child."""
         above = _Node(self.text, self.begin, length)
         above.count = self.count
         self.begin += length

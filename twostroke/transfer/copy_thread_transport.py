@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
@@ -14,19 +16,22 @@ from twostroke.transfer.base import (
     PageEndpoint,
     PageTransport,
     Peer,
+    ReadOutcome,
     Transfer,
     TransferResult,
     host_id,
 )
 from twostroke.transfer.copy_threads import off_loop
 from twostroke.transfer.peers import AnyPeer, CopyThreadPeer, Peers, refuse_other_layouts
-from twostroke.transfer.pulls import Pull, check_copies, fence_off, wait_for
+from twostroke.transfer.pulls import Pull, check_copies
 from twostroke.transfer.sockets.frames import Deadline
 from twostroke.transfer.sockets.handshake import ReaderValidator
 from twostroke.transfer.sockets.listener import Listener
 
 BACKLOG = 128
 """Connections that may wait to be accepted."""
+_GRACE_S = 0.02
+"""Time that `wait` lets the copying thread notice the deadline itself, for a better reason."""
 
 AnyPages = TypeVar("AnyPages", bound=Pages)
 
@@ -76,11 +81,26 @@ class CopyThreadTransport(PageTransport, abc.ABC, Generic[AnyPeer, AnyPages]):
 
     async def wait(self, transfer: Transfer) -> TransferResult:
         assert isinstance(transfer, Pull)
-        return await wait_for(transfer)
+        ended = asyncio.wrap_future(transfer.ended)
+        left_s = transfer.deadline.at - time.monotonic()
+        await asyncio.wait({ended}, timeout=max(0.0, left_s) + _GRACE_S)
+        if ended.cancelled():
+            return TransferResult(ReadOutcome.FAILED, 0, 0.0, "fenced while queued")
+        if ended.done():
+            try:
+                return ended.result()
+            except ConnectionAbortedError as error:
+                return TransferResult(ReadOutcome.FAILED, 0, 0.0, str(error))
+        transfer.unwanted = True
+        why = "the deadline passed while the pull waited or a page was copied"
+        return TransferResult(ReadOutcome.EXPIRED, 0, 0.0, why)
 
     async def fence(self, transfer: Transfer) -> None:
         assert isinstance(transfer, Pull)
-        await fence_off(transfer)
+        transfer.unwanted = True
+        if not transfer.ended.cancel():
+            transfer.interrupt(transfer)
+            await asyncio.wait({asyncio.wrap_future(transfer.ended)})
 
     async def close(self) -> None:
         await self._peers.close()

@@ -66,8 +66,7 @@ class CopyThreads(Generic[State]):
     def _run(self, state: State) -> None:
         while (entry := self._jobs.get()) is not None:
             future, job = entry
-            if future.set_running_or_notify_cancel():
-                _finish(future, functools.partial(job, state))
+            _run_job(future, functools.partial(job, state))
             del entry, future, job
 
 
@@ -90,11 +89,8 @@ def has_hung_up(sock: socket.socket) -> bool:
 
 
 def _run_job(future: Future[Result], function: Callable[[], Result]) -> None:
-    if future.set_running_or_notify_cancel():
-        _finish(future, function)
-
-
-def _finish(future: Future[Result], function: Callable[[], Result]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
     try:
         result = function()
     except BaseException as error:  # the waiter gets it

@@ -66,9 +66,7 @@ class Peers(Generic[AnyPeer]):
         return self._peers.get((endpoint.address, endpoint.epoch))
 
     async def reach(self, peer: AnyPeer, deadline_s: float) -> AnyPeer:
-        """Performs the handshake, keeps the peer and closes the one it replaces. Raises what `PageTransport.connect`
-        does.
-        """
+        """Shakes hands with a peer, keeps it and closes the one it replaces. Raises as `PageTransport.connect` does."""
         self._arriving.add(peer)
         try:
             peer.worker_id = (await _handshake(peer, deadline_s)).worker_id

@@ -6,7 +6,6 @@ queued -> copying -> ended          the thread that copies is the only writer of
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -16,9 +15,6 @@ from twostroke.base.errors import InvalidRequest
 from twostroke.kv_cache.memory import Pages
 from twostroke.transfer.base import PageCopy, PageEndpoint, ReadOutcome, Transfer, TransferResult
 from twostroke.transfer.sockets.frames import Deadline
-
-_GRACE_S = 0.02
-"""Time that `wait` lets the copying thread notice the deadline itself, for a better reason."""
 
 
 @dataclass(eq=False, slots=True)
@@ -60,26 +56,3 @@ def check_copies(copies: Sequence[PageCopy], endpoint: PageEndpoint, memory: Pag
             raise InvalidRequest(f"generation {copy.generation} of remote page {copy.remote} is not a 64-bit count")
     if len({copy.local for copy in copies}) != len(copies):
         raise InvalidRequest("a local page is the destination of two copies")
-
-
-async def wait_for(pull: Pull) -> TransferResult:
-    ended = asyncio.wrap_future(pull.ended)
-    left_s = pull.deadline.at - time.monotonic()
-    await asyncio.wait({ended}, timeout=max(0.0, left_s) + _GRACE_S)
-    if ended.cancelled():
-        return TransferResult(ReadOutcome.FAILED, 0, 0.0, "fenced while queued")
-    if ended.done():
-        try:
-            return ended.result()
-        except ConnectionAbortedError as error:
-            return TransferResult(ReadOutcome.FAILED, 0, 0.0, str(error))
-    pull.unwanted = True
-    return TransferResult(ReadOutcome.EXPIRED, 0, 0.0, "the deadline passed while the pull waited or a page was copied")
-
-
-async def fence_off(pull: Pull) -> None:
-    pull.unwanted = True
-    if pull.ended.cancel():
-        return
-    pull.interrupt(pull)
-    await asyncio.wait({asyncio.wrap_future(pull.ended)})

@@ -19,13 +19,12 @@ from twostroke.engine.backends.built import BuiltEngine
 from twostroke.engine.loop import EngineThread
 from twostroke.kv_cache.memory import Pages
 from twostroke.kv_cache.parts import GroupKind
-from twostroke.request import Attempt, BlockConditions
+from twostroke.request import Attempt, WeightsRef
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2
 from twostroke.scheduler.batch import Batch, StepResult
-from twostroke.scheduler.branches import Extension, SchedulerBranches, SharedConstraint
+from twostroke.scheduler.branches import ClaimGate, Extension, OpenGate, SchedulerBranches, SharedConstraint
 from twostroke.scheduler.cost import Queued
-from twostroke.scheduler.gates import ClaimGate, OpenGate
 from twostroke.scheduler.reading import InlineReadings, ReadingRunner
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Constraint, Sequence
@@ -170,8 +169,8 @@ class Branch:
         """Returns suppliers on this worker, which are asked before other workers."""
         return ()
 
-    def constraints_of(self, conditions: BlockConditions) -> tuple[Constraint, ...]:
-        """Returns the constraints of a sequence whose blocks are computed under these conditions."""
+    def constraints_of(self, weights: WeightsRef) -> tuple[Constraint, ...]:
+        """Returns the constraints of a sequence that is computed with these weights."""
         return ()
 
     def opened(self, attempt: Attempt) -> None:
@@ -253,13 +252,13 @@ class Branches:
     def suppliers_of(self, sequence: Sequence) -> ListOf[Supplier]:
         return [supplier for each in self.each for supplier in each.suppliers_of(sequence)]
 
-    def constraints_of(self, conditions: BlockConditions | None) -> tuple[Constraint, ...]:
-        """Returns the constraints of a sequence under these conditions, if any. Raises UnsupportedFeature."""
-        if conditions is None:
+    def constraints_of(self, weights: WeightsRef | None) -> tuple[Constraint, ...]:
+        """Returns the constraints of a sequence with these weights, if any. Raises UnsupportedFeature."""
+        if weights is None:
             return ()
-        constraints = [constraint for each in self.each for constraint in each.constraints_of(conditions)]
+        constraints = [constraint for each in self.each for constraint in each.constraints_of(weights)]
         if not constraints:
-            raise UnsupportedFeature("this worker was started without the branch for this model", field="model")
+            raise UnsupportedFeature("weights: this worker was started without the branch for them", field="model")
         return tuple(constraints)
 
 

@@ -19,7 +19,7 @@ from twostroke.engine.build import build_runner
 from twostroke.engine.loop import EngineThread
 from twostroke.engine.memory_use import MemoryUse
 from twostroke.kv_cache.events import EventLog
-from twostroke.kv_cache.groups.pool_listener import PoolListener
+from twostroke.kv_cache.groups.group_pool import PoolListener
 from twostroke.kv_cache.memory import Pages
 from twostroke.kv_cache.parts import GroupKind
 from twostroke.kv_cache.pool import BlockPool

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from twostroke.base import collector
+from twostroke.base import allocator
 from twostroke.base.errors import EngineLost, ServeError
 from twostroke.config import WorkerConfig
 from twostroke.observability.telemetry import configure_logging
@@ -54,7 +54,7 @@ async def _serve(worker: BaseWorker) -> None:
         _end_before_ready()
     try:
         info = await starting
-        collector.freeze_loaded_objects()
+        allocator.freeze_loaded_objects()
         print(json.dumps(dataclasses.asdict(info)), flush=True)
         await _first(running, stopping.wait())
         if not running.done():

@@ -48,7 +48,7 @@ def _load(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_values(loaded)))
     else:
-        print(f"{loaded.name} is served: rank {loaded.rank}, digest {loaded.adapter.digest.hex()}")
+        print(f"{loaded.name} is served: rank {loaded.lora_rank}, digest {loaded.adapter.digest.hex()}")
     return 0
 
 
@@ -67,15 +67,15 @@ def _list(args: argparse.Namespace) -> int:
     adapters = table("name", "rank", "parameters", "digest", "folder")
     for each in listed:
         digest, folder = each.adapter.digest.hex(), on_one_line(each.adapter.path)
-        adapters.add_row(on_one_line(each.name), str(each.rank), f"{each.parameters:,}", digest, folder)
+        adapters.add_row(on_one_line(each.name), str(each.lora_rank), f"{each.parameters:,}", digest, folder)
     print_table(adapters, "no adapters")
     return 0
 
 
 def _values(each: adapters_pb2.NamedAdapter) -> dict[str, Any]:
     values = values_of(each)
-    adapter = values.pop("adapter")
-    return {**values, "digest": adapter["digest"], "folder": adapter["path"]}
+    adapter, rank = values.pop("adapter"), values.pop("lora_rank")
+    return {**values, "rank": rank, "digest": adapter["digest"], "folder": adapter["path"]}
 
 
 def _call(args: argparse.Namespace, method: str, request: Message) -> Any:

@@ -7,7 +7,7 @@ import argparse
 from cluster.clients import admin_access
 from cluster.clients.admin_access import router_info
 from router.addresses import reachable
-from router.auth.operator_key import operator_key
+from router.auth.api_keys import operator_key
 from twostroke.base.errors import ConfigError
 
 

@@ -185,7 +185,7 @@ def capacity_from(loads: Mapping[str, tuple[Role, Load]], block_size: int) -> Me
 def _token_cost(load: Load) -> StepCost:
     """Returns what a worker's steps cost, streams for each token that they get."""
     each = stream_step(load)
-    return step_cost(load).with_drafts(each).per_token(each.tokens)
+    return step_cost(load).with_streams(each).per_token(each.tokens)
 
 
 def _serving(placed_workers: Iterable[PlacedWorker]) -> WorkerCounts:

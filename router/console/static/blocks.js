@@ -12,7 +12,7 @@ export function blocks(main, about) {
   const text = element("textarea", { required: true, rows: "4" });
   const tenant = element("input", { spellcheck: "false" });
   const salt = element("input", { spellcheck: "false" });
-  const model = select([["", about.model], ...about.adapters.map((name) => [name, name])]);
+  const model = select([["", about.model], ...about.named_models.map((name) => [name, name])]);
   const systemField = field("System message", system);
   const shown = element("div", { class: "stack", "aria-live": "polite" });
   kind.addEventListener("change", () => { systemField.hidden = kind.value !== "chat"; });

@@ -68,7 +68,7 @@ function form(about) {
   const tenant = element("input", { spellcheck: "false" });
   const hours = element("input", { type: "number", min: "0", step: "any", value: "0" });
   const role = select([["", "All"], ["prefill", "Prefill"], ["decode", "Decode"]]);
-  const model = select([["", about.model], ...about.adapters.map((name) => [name, name])]);
+  const model = select([["", about.model], ...about.named_models.map((name) => [name, name])]);
   return element("form", { class: "card stack", onsubmit: (event) => {
     event.preventDefault();
     confirm({

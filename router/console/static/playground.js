@@ -196,7 +196,7 @@ function parameters(about) {
   const tools = element("textarea", { rows: "4", spellcheck: "false" });
   const more = element("textarea", { rows: "3", spellcheck: "false" });
   const choice = select([["", "as the router decides"], ["auto", "auto"], ["none", "none"], ["required", "required"]]);
-  const model = select([["", about.model], ...about.adapters.map((name) => [name, name])]);
+  const model = select([["", about.model], ...about.named_models.map((name) => [name, name])]);
   const drawn = element("div", { class: "stack" },
     element("div", { class: "fields" }, field("Model", model), Object.entries(inputs).map(([name, input]) => field(name, input)), field("stop", stopStrings)),
     field("tools, a list as JSON", tools), field("tool_choice", choice), field("Further fields, an object as JSON", more, "as {\"response_format\": {\"type\": \"json_object\"}}"));

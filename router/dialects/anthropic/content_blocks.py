@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from router.dialects.reply import Json, encoded, sse
+from router.dialects.reply import Json, quoted, typed_event
 from router.text.output.parts import INVALID_JSON, Part, ReasoningPart, TextPart, ToolCallPart
-
-_quoted = json.encoder.encode_basestring
 
 
 class _Block:
@@ -52,7 +50,7 @@ class ContentBlocks:
                 return ""
             begun = ended + self._begin(part)
         said = _said(part)
-        return f"{begun}{self._head}{_quoted(said)}}}}}\n\n" if said else begun
+        return f"{begun}{self._head}{quoted(said)}}}}}\n\n" if said else begun
 
     def end(self) -> str:
         """Returns the events that end the open block, if there is one."""
@@ -62,8 +60,8 @@ class ContentBlocks:
         signed = ""
         if isinstance(self._blocks[-1].part, ReasoningPart):
             delta = {"type": "signature_delta", "signature": self._signature}
-            signed = _event({"type": "content_block_delta", "index": index, "delta": delta})
-        return signed + _event({"type": "content_block_stop", "index": index})
+            signed = typed_event({"type": "content_block_delta", "index": index, "delta": delta})
+        return signed + typed_event({"type": "content_block_stop", "index": index})
 
     def whole(self) -> list[Json]:
         return [self._whole(block) for block in self._blocks]
@@ -96,7 +94,7 @@ class ContentBlocks:
         # One event is made for every token: all but its text is written once.
         frame = f'{{"type":"content_block_delta","index":{index},"delta":{{"type":"{delta}","{field}":'
         self._head = f"event: content_block_delta\ndata: {frame}"
-        return _event({"type": "content_block_start", "index": index, "content_block": block})
+        return typed_event({"type": "content_block_start", "index": index, "content_block": block})
 
     def _whole(self, block: _Block) -> Json:
         text = "".join(block.pieces)
@@ -124,7 +122,3 @@ def _arguments(text: str) -> Json:
     except (ValueError, RecursionError):
         arguments = None
     return arguments if isinstance(arguments, dict) else {INVALID_JSON: text}
-
-
-def _event(value: Json) -> str:
-    return sse(encoded(value), event=value["type"])

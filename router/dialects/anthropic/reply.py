@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from router.dialects.anthropic.content_blocks import ContentBlocks
-from router.dialects.reply import ErrorForm, Json, encoded, sse
+from router.dialects.reply import ErrorForm, Json, sse, typed_event
 from router.requests.client_request import AnswerRequest
 from router.requests.resume import Progress, StreamPoint
 from router.text.output.events import TextEvent, Usage
@@ -50,10 +50,10 @@ class AnthropicReply:
         return f"{begun}{deltas}{self._finish(event)}" if event.finish else begun + deltas
 
     def end(self) -> str:
-        return _event({"type": "message_stop"})
+        return typed_event({"type": "message_stop"})
 
     def failure(self, error: ServeError) -> str:
-        return _event({**error_body(error), "request_id": self._request_id})
+        return typed_event({**error_body(error), "request_id": self._request_id})
 
     def beat(self) -> str:
         return _PING
@@ -63,12 +63,12 @@ class AnthropicReply:
         usage = self._usage(Usage(event.prompt_tokens, event.choice_tokens, event.cached_tokens))
         stop = {"stop_reason": None, "stop_sequence": None}
         message = {**self._head, "content": [], **stop, "usage": usage}
-        return _event({"type": "message_start", "message": message}) + _PING
+        return typed_event({"type": "message_start", "message": message}) + _PING
 
     def _finish(self, event: TextEvent) -> str:
         assert event.usage is not None
         delta = {"type": "message_delta", "delta": self._stop(event), "usage": self._usage(event.usage)}
-        return self._blocks.end() + _event(delta)
+        return self._blocks.end() + typed_event(delta)
 
     def _stop(self, event: TextEvent) -> Json:
         return {"stop_reason": self._stop_reason(event), "stop_sequence": event.stop_string}
@@ -105,10 +105,6 @@ def _usage_body(new: int, written: int, cached: int, output: int) -> Json:
         "cache_read_input_tokens": cached,
         "output_tokens": output,
     }
-
-
-def _event(value: Json) -> str:
-    return sse(encoded(value), event=value["type"])
 
 
 _STATUSES: Mapping[type[ServeError], int] = {Overloaded: 529, RateLimitExceeded: 429}

@@ -10,9 +10,8 @@ from typing import Any
 from pydantic import Field
 
 from router.dialects.anthropic.conversation import ConversationBuilder
-from router.dialects.anthropic.tools import is_parallel, openai_choice, openai_tools
-from router.dialects.openai.chat_messages import tool_use_of, tools_of
-from router.dialects.openai.schema import refuse_unsupported
+from router.dialects.openai.chat_messages import checked_tools, tool_use_of, tools_of
+from router.dialects.openai.schema import is_empty, is_never, refuse, refuse_unsupported, top_k_of
 from router.json_body import Body, Integer, Strings, wrong_kind
 from router.requests.client_request import AnswerRequest
 from router.requests.params import MAX_REQUEST_ID_CHARS, MAX_STOP_CHARS, MAX_STOP_STRINGS, AnswerOptions
@@ -23,15 +22,18 @@ from twostroke.base.client_text import shown
 from twostroke.base.errors import InvalidRequest, UnsupportedFeature
 
 _HARMLESS: Mapping[str, Callable[[Any], bool]] = {
-    "container": lambda value: value is None,
-    "mcp_servers": lambda value: not value,
-    "response_format": lambda value: value is None,
-    "return_token_ids": lambda value: not value,
-    "return_tokens_as_token_ids": lambda value: not value,
+    "container": is_never,
+    "mcp_servers": is_empty,
+    "response_format": is_never,
+    "return_token_ids": is_empty,
+    "return_tokens_as_token_ids": is_empty,
     "include_reasoning": lambda value: value is True,
-    "add_special_tokens": lambda value: not value,
+    "add_special_tokens": is_empty,
 }
 """Fields whose effect is not offered here, and the values that ask for none. Other unknown fields are ignored."""
+
+_CHOICES: Mapping[str, str] = {"auto": "auto", "any": "required", "none": "none"}
+"""Types of choices of tools, as OpenAI's API says them."""
 
 _THINKS: Mapping[str, bool] = {"enabled": True, "adaptive": True, "disabled": False}
 _THINKING_VARIABLES = ("enable_thinking", "thinking")
@@ -138,9 +140,8 @@ def parse_messages(body: Mapping[str, Any]) -> MessagesRequest:
     _refuse_unsupported(body)
     fields, chat = _MessagesFields.read(body), ConversationBuilder()
     prompts = (fields.prompt(chat),)
-    top_k = body.get("top_k") or None  # 0 means all tokens
     limits = _Limits.read(body)
-    own = {"top_k": top_k, "stop": limits.stop, "structured": _output_format(body), **limits.length}
+    own = {"top_k": top_k_of(body, 0), "stop": limits.stop, "structured": _output_format(body), **limits.length}
     options = AnswerOptions.read({**body, **dict.fromkeys(OTHER_OPTIONS), **own})
     made = {"prompts": prompts, "options": options, "had_billing_header": chat.had_billing_header}
     return MessagesRequest.read({**body, "user": fields.user, **made})
@@ -154,10 +155,7 @@ def counted_chat(body: Mapping[str, Any]) -> ChatPrompt:
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     refuse_unsupported(body)
-    for name, is_harmless in _HARMLESS.items():
-        value = body.get(name)
-        if value is not None and not is_harmless(value):
-            raise UnsupportedFeature(f"{name} is not supported in this API by this server", field=name)
+    refuse(body, _HARMLESS, "is not supported in this API by this server")
 
 
 def _output_format(body: Mapping[str, Any]) -> StructuredOutput | None:
@@ -187,3 +185,50 @@ def _schema_of(form: Any, name: str) -> StructuredOutput:
         raise wrong_kind(f"{name}.schema", schema, "an object")
     text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
     return StructuredOutput("json", text.encode(), f"{name}.schema", is_strict=True)
+
+
+def openai_tools(tools: Any) -> list[dict[str, Any]]:
+    return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(checked_tools(tools))]
+
+
+def openai_choice(choice: Any) -> str | dict[str, Any] | None:
+    """Returns the `tool_choice`. None: the client has not said."""
+    if choice is None:
+        return None
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    if kind == "tool" and isinstance(choice.get("name"), str):
+        return {"type": "function", "function": {"name": choice["name"]}}
+    if kind in ("function", "custom", "allowed_tools") or choice in ("auto", "required", "none"):
+        wanted = '{"type": "auto"}, {"type": "any"}, {"type": "none"} or {"type": "tool", "name": ...}'
+        raise InvalidRequest(f"tool_choice: this is a choice of OpenAI's API: here, send {wanted}", field="tool_choice")
+    if not isinstance(kind, str) or kind not in _CHOICES:
+        wanted = "an object of type auto, any or none, or of type tool with a name"
+        raise InvalidRequest(f"tool_choice must be {wanted}", field="tool_choice")
+    return _CHOICES[kind]
+
+
+def is_parallel(choice: Any) -> bool:
+    """Tells whether an answer may have several calls."""
+    return not (isinstance(choice, Mapping) and choice.get("disable_parallel_tool_use") is True)
+
+
+def _tool(tool: Any, name: str) -> dict[str, Any]:
+    """Refuses tools that Anthropic's servers run or that its models know by heart: no other model knows them."""
+    if isinstance(tool, Mapping) and (tool.get("type") == "function" or isinstance(tool.get("function"), Mapping)):
+        wanted = '{"name": ..., "description": ..., "input_schema": ...}'
+        raise InvalidRequest(f"{name}: a function is a tool of OpenAI's API: here, send {wanted}", field=name)
+    if not isinstance(tool, Mapping) or not isinstance(tool.get("name"), str):
+        raise InvalidRequest(f"{name} must be an object with name and input_schema", field=name)
+    kind = tool.get("type")
+    if kind not in (None, "custom"):
+        raise UnsupportedFeature(f"{name}: tools of type {shown(str(kind))} are not supported here", field=name)
+    if not isinstance(tool.get("input_schema"), Mapping):
+        raise InvalidRequest(f"{name}.input_schema must be an object", field=f"{name}.input_schema")
+    function = {"name": tool["name"], "description": tool.get("description"), "parameters": tool["input_schema"]}
+    if function["description"] is None:
+        del function["description"]
+    elif not isinstance(function["description"], str):
+        raise InvalidRequest(f"{name}.description must be a string", field=f"{name}.description")
+    if tool.get("strict") is True:
+        function["strict"] = True
+    return {"type": "function", "function": function}

@@ -31,23 +31,17 @@ class GenerateBody(AnswerRequest):
     tenant: str = ""
 
 
+_FIELDS = frozenset(field.alias or name for name, field in GenerateBody.model_fields.items())
+"""Fields that a message has under the names that bodies of other dialects have, too."""
+
+
 def parse_generate(message: inference_pb2.GenerateRequest) -> GenerateBody:
     """Raises InvalidRequest that names the field."""
-    return GenerateBody.read(
-        {
-            "prompts": (prompt_of(message),),
-            "options": options_of(message),
-            "model": message.model or None,
-            "priority": -message.priority,  # here higher goes first
-            "cache_salt": message.cache_salt if message.HasField("cache_salt") else None,
-            "prompt_cache_key": message.prompt_cache_key or None,
-            "kv_exactness": message.kv_exactness or None,
-            "speculation": message.speculation or None,
-            "request_id": check_request_id(message.request_id, "request_id"),
-            "resume_from": message.resume_from,
-            "tenant": check_request_id(message.tenant, "tenant"),
-        }
-    )
+    made = {"prompts": (prompt_of(message),), "options": options_of(message)}
+    check_request_id(message.request_id, "request_id")
+    check_request_id(message.tenant, "tenant")
+    given = {field.name: value for field, value in message.ListFields() if field.name in _FIELDS}
+    return GenerateBody.read({**given, "priority": -message.priority, **made})  # here higher goes first
 
 
 def prompt_of(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> Prompt:

@@ -2,5 +2,5 @@
 
 Triton's vLLM backend and Dynamo name the inputs and outputs of a language model differently. Both dialects are read
 here (`schema`, `fields`); which one a request is in decides what its responses hold. `tensors` and `infer` are the
-messages of gRPC, `reply` is HTTP. `router/endpoints/kserve` serves them.
+messages of gRPC, `reply` is HTTP. `router/kserve` serves them.
 """

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable, Sequence
 
 from router.dialects.kserve.schema import FINISH_REASON, KServeRequest
-from router.dialects.reply import finite
+from router.dialects.reply import LONG_BODY, finite
 from router.text.output.events import TextEvent
 from router.text.tokenizer import Text, token_text
 from twostroke.base.errors import InvalidRequest
@@ -44,20 +44,38 @@ class ChoiceParts:
 
 
 class Outputs:
-    """Makes the outputs of one request's responses."""
+    """Makes the outputs of one request's responses from its events."""
 
-    def __init__(self, request: KServeRequest, text: Text) -> None:
+    def __init__(self, request: KServeRequest, choices: int, text: Text) -> None:
         self._request = request
         self._text = text
+        self.choices = [ChoiceParts() for _ in range(choices)]
+        self._prompt_tokens = 0
 
-    def of(self, choices: Sequence[ChoiceParts], prompt_tokens: int) -> list[tuple[str, Values]]:
+    def add(self, event: TextEvent) -> None:
+        self.choices[event.choice].add(event)
+        self._prompt_tokens = event.prompt_tokens
+
+    @property
+    def is_long(self) -> bool:
+        """Tells whether a response with all of them takes more than some milliseconds to make."""
+        tokens = sum(len(choice.tokens) for choice in self.choices)
+        return tokens * (1 + self._request.options.shown_logprobs) > LONG_BODY
+
+    def said(self) -> list[tuple[str, Values]]:
         """Returns names and values of a response's outputs; a value for each choice."""
-        return [(name, self._values(name, choices, prompt_tokens)) for name in self._request.outputs]
+        return [(name, self._values(name, self.choices)) for name in self._request.outputs]
 
-    def _values(self, name: str, choices: Sequence[ChoiceParts], prompt_tokens: int) -> Values:
+    def begin_next(self) -> None:
+        """Drops what the last response has said."""
+        for choice in self.choices:
+            choice.texts.clear()
+            choice.tokens.clear()
+
+    def _values(self, name: str, choices: Sequence[ChoiceParts]) -> Values:
         match name:
             case "num_input_tokens":
-                return [prompt_tokens]
+                return [self._prompt_tokens]
             case "num_output_tokens":
                 return [len(choice.tokens) for choice in choices]
             case "cumulative_logprob":
@@ -72,17 +90,18 @@ class Outputs:
     def _logprobs(self, token: SampledToken) -> dict[int, dict[str, object]]:
         """Returns a token's logprobs and those of the others that are wanted, as the vLLM backend writes them.
 
-        The rank of a token that is not among the likeliest is not known, nor are those of tokens that the client names.
+        The position of a token that is not among the likeliest is not known, nor are those of tokens that the client
+        names.
         """
         is_named = bool(self._request.options.logprob_token_ids)
         likeliest: dict[int, tuple[int | None, float]] = {
-            other: (None if is_named else rank, logprob) for rank, (other, logprob) in enumerate(token.top, 1)
+            other: (None if is_named else position, logprob) for position, (other, logprob) in enumerate(token.top, 1)
         }
-        rank = likeliest.get(token.token, (None, 0.0))[0]
-        entries = {token.token: (rank, token.logprob), **likeliest}
+        position = likeliest.get(token.token, (None, 0.0))[0]
+        entries = {token.token: (position, token.logprob), **likeliest}
         return {
-            other: {"logprob": finite(logprob), "rank": rank, "decoded_token": token_text(self._text, other)}
-            for other, (rank, logprob) in entries.items()
+            other: {"logprob": finite(logprob), "rank": position, "decoded_token": token_text(self._text, other)}
+            for other, (position, logprob) in entries.items()
         }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from router.dialects.openai.schema import HARMLESS
 from router.json_body import parse_json_text, wrong_kind
+from router.requests.client_request import AnswerRequest
 from twostroke.base.client_text import shown
 from twostroke.base.errors import InvalidRequest, UnsupportedFeature
 
@@ -96,6 +97,11 @@ ASKED_OUTPUTS: Mapping[str, str] = {
 }
 """Flags of Triton's vLLM backend, and the outputs that they ask for."""
 
+OF_REQUEST = frozenset(field.alias or name for name, field in AnswerRequest.model_fields.items()) - {
+    *("model", "options", "prompt_cache_key", "prompts", "stream", "timeout")
+}
+"""Fields that AnswerRequest reads under the same names."""
+
 OTHERS: Mapping[str, Read] = {
     **dict.fromkeys(ASKED_OUTPUTS, flag),
     "text_input": text,
@@ -105,11 +111,8 @@ OTHERS: Mapping[str, Read] = {
     "details": flag,
     "triton_enable_empty_final_response": flag,
     "timeout": integer,
+    **dict.fromkeys(OF_REQUEST, as_sent),
     "priority": integer,
-    "cache_salt": text,
-    "kv_exactness": text,
-    "speculation": text,
-    "user": text,
     "response_format": json_object,
     "structured_outputs": json_object,
     "guided_decoding": json_object,

@@ -6,7 +6,6 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from router.dialects.kserve.answer_parts import (
-    ChoiceParts,
     Outputs,
     Values,
     decoded_text,
@@ -17,7 +16,6 @@ from router.dialects.kserve.answer_parts import (
 )
 from router.dialects.kserve.description import INPUT_TYPES, OUTPUT_TYPES
 from router.dialects.kserve.schema import FINISH_REASON, TEXT_OUTPUT, VERSION, KServeRequest, Received, request_of
-from router.text.output.events import TextEvent
 from router.text.tokenizer import Text
 from twostroke.base.client_text import shown
 from twostroke.base.errors import InvalidRequest
@@ -98,34 +96,27 @@ class InferReply:
     def __init__(self, request: KServeRequest, choices: int, model: str, text: Text) -> None:
         self._request = request
         self._model = model
-        self._outputs = Outputs(request, text)
-        self._choices = [ChoiceParts() for _ in range(choices)]
-        self._prompt_tokens = 0
+        self._outputs = Outputs(request, choices, text)
+        self.add = self._outputs.add
         self._frame: kserve_pb2.ModelInferResponse | None = None
         """A response of a stream that is not the last, without its text, where they differ in nothing else."""
         self._is_plain = _PLAIN.issuperset(request.outputs) and TEXT_OUTPUT in request.outputs and choices == 1
 
-    def add(self, event: TextEvent) -> None:
-        self._choices[event.choice].add(event)
-        self._prompt_tokens = event.prompt_tokens
-
     @property
     def is_waited_for(self) -> bool:
         """A response would say nothing: text of a choice is held back until more of it is known."""
-        return all(choice.is_waited_for for choice in self._choices)
+        return all(choice.is_waited_for for choice in self._outputs.choices)
 
     def response(self) -> kserve_pb2.ModelInferResponse:
         """Returns what has been added since the last response."""
         response = self._head()
-        for name, values in self._outputs.of(self._choices, self._prompt_tokens):
+        for name, values in self._outputs.said():
             output = response.outputs.add(name=name, datatype=OUTPUT_TYPES[name], shape=[len(values)])
             if self._request.is_raw:
                 response.raw_output_contents.append(raw_output(OUTPUT_TYPES[name], values))
             else:
                 _fill(output.contents, OUTPUT_TYPES[name], values)
-        for choice in self._choices:
-            choice.texts.clear()
-            choice.tokens.clear()
+        self._outputs.begin_next()
         return response
 
     def responses(self, *, is_last: bool) -> list[kserve_pb2.ModelInferResponse]:
@@ -144,7 +135,7 @@ class InferReply:
         return [response, empty]
 
     def _framed(self) -> kserve_pb2.ModelInferResponse:
-        (choice,) = self._choices
+        (choice,) = self._outputs.choices
         text = "".join(choice.texts)
         choice.texts.clear()
         if self._frame is None:

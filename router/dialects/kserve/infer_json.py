@@ -8,18 +8,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from router.dialects.kserve.answer_parts import ChoiceParts, Outputs, Values, raw_bool, raw_output, raw_text
+from router.dialects.kserve.answer_parts import Outputs, Values, raw_bool, raw_output, raw_text
 from router.dialects.kserve.description import INPUT_TYPES, OUTPUT_TYPES
 from router.dialects.kserve.fields import flag
 from router.dialects.kserve.infer import check_tensor
 from router.dialects.kserve.schema import VERSION, KServeRequest, Received, object_of, request_of, text_of
-from router.dialects.reply import LONG_BODY, Json, JsonWithBytes
+from router.dialects.reply import Json, JsonWithBytes
 from router.json_body import BYTES_FIELD, wrong_kind
 from router.requests.resume import Progress, StreamPoint
 from router.text.output.events import TextEvent
 from router.text.tokenizer import Text
 from twostroke.base.errors import InvalidRequest, ServeError, UnsupportedFeature
 
+BODY: Json = {
+    "type": "object",
+    "properties": {"inputs": {"type": "array"}, "outputs": {"type": "array"}, "parameters": {"type": "object"}},
+    "required": ["inputs"],
+}
+"""Schema of the bodies."""
 MOST_TENSORS = 64
 """Tensors that a message names; more than there are is a mistake in the client."""
 SIZE = "binary_data_size"
@@ -54,23 +60,19 @@ class InferJsonReply:
     def __init__(self, request: KServeRequest, point: StreamPoint, model: str, text: Text, progress: Progress) -> None:
         del progress
         self._request = request
-        self._outputs = Outputs(request, text)
+        self._outputs = Outputs(request, len(point.sent), text)
         self._model = model
-        self._choices = [ChoiceParts() for _ in point.sent]
-        self._prompt_tokens = 0
 
     def add(self, event: TextEvent) -> None:
-        self._choices[event.choice].add(event)
-        self._prompt_tokens = event.prompt_tokens
+        self._outputs.add(event)
 
     @property
     def is_long(self) -> bool:
-        tokens = sum(len(choice.tokens) for choice in self._choices)
-        return tokens * (1 + self._request.options.shown_logprobs) > LONG_BODY
+        return self._outputs.is_long
 
     def body(self) -> Json | JsonWithBytes:
         outputs, parts = [], []
-        for name, values in self._outputs.of(self._choices, self._prompt_tokens):
+        for name, values in self._outputs.said():
             entry, part = self._output(name, values)
             outputs.append(entry)
             parts.append(part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from router.dialects.kserve.answer_parts import ChoiceParts, Outputs
 from router.dialects.kserve.schema import VERSION, KServeRequest
-from router.dialects.reply import LONG_BODY, ErrorForm, Json, encoded, finite, sse
+from router.dialects.reply import ErrorForm, Json, encoded, finite, sse
 from router.requests.resume import Progress, StreamPoint
 from router.text.output.events import TextEvent, Usage
 from router.text.tokenizer import Text, token_text
@@ -17,33 +17,28 @@ class GenerateReply:
         del progress
         self._request = request
         self._text = text
-        self._outputs = Outputs(request, text)
+        self._outputs = Outputs(request, len(point.sent), text)
         self._head: Json = {
             **({"id": request.id} if request.id else {}),
             "model_name": model,
             "model_version": VERSION,
         }
-        self._choices = [ChoiceParts() for _ in point.sent]
-        self._prompt_tokens = 0
         self._last: SampledToken | None = None
         self._usage: Usage | None = None
 
     def add(self, event: TextEvent) -> None:
-        """Keeps an event for `body`."""
-        self._choices[event.choice].add(event)
-        self._prompt_tokens = event.prompt_tokens
+        self._outputs.add(event)
         self._last = event.token or self._last
         self._usage = event.usage or self._usage
 
     @property
     def is_long(self) -> bool:
-        tokens = sum(len(choice.tokens) for choice in self._choices)
-        return tokens * (1 + self._request.options.shown_logprobs) > LONG_BODY
+        return self._outputs.is_long
 
     def body(self) -> Json:
         if not self._request.details:
             return {**self._head, **self._said()}
-        (choice,) = self._choices
+        (choice,) = self._outputs.choices
         logprobs = [self._token(token) for token in choice.tokens]
         return {**self._head, **self._said(), "details": {**self._end(choice), "logprobs": logprobs}}
 
@@ -52,7 +47,7 @@ class GenerateReply:
         and the last message has the details.
         """
         self.add(event)
-        choice = self._choices[event.choice]
+        choice = self._outputs.choices[event.choice]
         if choice.is_waited_for and not self._request.details:
             return ""
         message = {**self._head, **self._said()}
@@ -60,8 +55,7 @@ class GenerateReply:
             message["token"] = self._token(event.token)
         if self._request.details and event.finish is not None and self._last is not None:
             message["details"] = {**self._end(choice), "token": self._token(self._last)}
-        choice.texts.clear()
-        choice.tokens.clear()
+        self._outputs.begin_next()
         return sse(encoded(message))
 
     def end(self) -> str:
@@ -75,8 +69,7 @@ class GenerateReply:
 
     def _said(self) -> Json:
         """Returns the outputs as a Triton server does: a list only where there are several values."""
-        outputs = self._outputs.of(self._choices, self._prompt_tokens)
-        return {name: values[0] if len(values) == 1 else list(values) for name, values in outputs}
+        return {name: values[0] if len(values) == 1 else list(values) for name, values in self._outputs.said()}
 
     def _end(self, choice: ChoiceParts) -> Json:
         """Returns how an answer ended, and the tokens that it took."""

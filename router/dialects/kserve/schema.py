@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from router.dialects.kserve.fields import ASKED_OUTPUTS, OPTIONS, json_object, read_field
+from router.dialects.kserve.fields import ASKED_OUTPUTS, OF_REQUEST, OPTIONS, json_object, read_field
+from router.dialects.openai.schema import top_k_of
+from router.dialects.reply import Json
 from router.json_body import as_number, checked_utf8, wrong_kind
 from router.requests.client_request import AnswerRequest
 from router.requests.params import AnswerOptions, check_request_id
@@ -30,8 +32,14 @@ _LOGPROBS = frozenset({"cumulative_logprob", "logprobs"})
 """Outputs that need the tokens' logprobs."""
 _OF_BODY = frozenset({"parameters", "model", "version", "id"})
 """Fields of a JSON body that are no inputs."""
-_OF_REQUEST = ("priority", "cache_salt", "kv_exactness", "speculation", "user")
-"""Fields that AnswerRequest has under the same names."""
+
+
+BODY: Json = {
+    "type": "object",
+    "properties": {"text_input": {"type": "string"}, "parameters": {"type": "object"}},
+    "required": ["text_input"],
+}
+"""Schema of the bodies of `generate`, which have other inputs beside these."""
 
 
 class KServeRequest(AnswerRequest):
@@ -97,7 +105,7 @@ def request_of(received: Received) -> KServeRequest:
     if options.n > 1 and (stream or details):
         raise UnsupportedFeature("n above 1 is supported for whole answers without details alone", field="n")
     timeout = fields.get("timeout")
-    given: dict[str, Any] = {name: fields[name] for name in _OF_REQUEST if name in fields}
+    given: dict[str, Any] = {name: fields[name] for name in OF_REQUEST if name in fields}
     return KServeRequest.read(
         {
             **given,
@@ -162,8 +170,7 @@ def _fields(sent: Mapping[str, Any], *, may_be_unknown: bool) -> dict[str, Any]:
 
 def _options(fields: Mapping[str, Any], *, needs_logprobs: bool) -> AnswerOptions:
     options = {name: fields[name] for name in OPTIONS if name in fields}
-    if options.get("top_k") in (0, -1) and not isinstance(options["top_k"], bool):
-        del options["top_k"]
+    options["top_k"] = top_k_of(options, 0, -1)
     if needs_logprobs:
         options.setdefault("logprobs", 0)
     return AnswerOptions.read({**options, "structured": structured_output(_structured_fields(fields))})

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from router.dialects.openai.custom_tools import CUSTOM_INPUT
+from router.text.output.framing import ToolUse
 from router.text.output.parts import INVALID_JSON
-from router.text.output.tools.tool_use import ToolUse
 from router.text.prompts import check_role
 from twostroke.base.client_text import shown
 from twostroke.base.errors import InvalidRequest, UnsupportedFeature
@@ -20,12 +20,16 @@ _FUNCTION = (None, "function")
 _TYPED = {"type": "function"}
 
 
+def checked_tools(tools: Any) -> Sequence[Any]:
+    """Returns a list of tools, empty where there is none. Raises InvalidRequest for what is no list, or too long."""
+    if tools is not None and (not isinstance(tools, list) or len(tools) > MAX_TOOLS):
+        raise InvalidRequest(f"tools must be a list of at most {MAX_TOOLS} tools", field="tools")
+    return tools or ()
+
+
 def tools_of(tools: Any) -> tuple[Mapping[str, Any], ...]:
     """Returns the tools that the template shows to the model, whether they may be called or not."""
-    if not tools:
-        return ()
-    if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
-        raise InvalidRequest(f"tools must be a list of at most {MAX_TOOLS} tools", field="tools")
+    tools = checked_tools(tools or None)
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") in _FUNCTION else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 
-from router.dialects.openai.prompt_part import completion_logprobs, echoed_logprobs, joined, prompt_logprobs
+from router.dialects.openai.logprobs import (
+    chat_logprob,
+    completion_logprobs,
+    echoed_logprobs,
+    joined,
+    prompt_logprobs,
+)
 from router.dialects.openai.schema import OpenAIRequest
 from router.dialects.openai.tool_calls import MessageDeltas, has_calls, message_of
-from router.dialects.reply import LONG_BODY, ErrorForm, Json, encoded, finite, sse
+from router.dialects.reply import LONG_BODY, ErrorForm, Json, encoded, finite, quoted, sse
 from router.requests.resume import Progress, StreamPoint
 from router.text.output.events import TextEvent, Usage
 from router.text.output.parts import Part, ReasoningPart
@@ -20,8 +25,6 @@ from twostroke.request import FinishReason, PromptLogprobs, SampledToken
 
 FRAMED = "text\0"
 """Stands for a chunk's text where its frame is found. No name or id has a zero character."""
-
-_quoted = json.encoder.encode_basestring
 
 
 def finish_reason(reason: FinishReason, *, has_calls: bool) -> str:
@@ -65,7 +68,6 @@ class OpenAIReply:
         self._usage: Usage | None = None
 
     def add(self, event: TextEvent) -> None:
-        """Keeps an event for `body`."""
         choice = self._choices[event.choice]
         choice.texts.append(event.text)
         if event.parts:
@@ -80,7 +82,6 @@ class OpenAIReply:
 
     @property
     def is_long(self) -> bool:
-        """Tells whether its body takes more than some milliseconds to make."""
         options = self._request.options
         tokens = sum(len(choice.tokens) for choice in self._choices) * (1 + options.shown_logprobs)
         if options.prompt_logprobs is not None or self._request.return_token_ids:
@@ -89,7 +90,6 @@ class OpenAIReply:
         return tokens > LONG_BODY
 
     def body(self) -> Json:
-        """Returns the whole response; every event must have been added."""
         assert self._usage is not None
         choices = [self._whole(index, choice) for index, choice in enumerate(self._choices)]
         body = {**self._head, "object": self._object, "choices": choices, "usage": usage_body(self._usage)}
@@ -113,7 +113,7 @@ class OpenAIReply:
             token, (before, after) = self._progress.sent_token(event.choice), choice.frame
             if not event.text:
                 return ""
-            message = f"{before}{_quoted(event.text)}{after}"
+            message = f"{before}{quoted(event.text)}{after}"
             return f"id: {token}\n{message}" if token else message
         messages = [sse(encoded(chunk), token=token) for token, chunk in self._chunks(event)]
         if self._is_plain and choice.frame is None:
@@ -144,7 +144,7 @@ class OpenAIReply:
         """Returns what stands before and after the text in every message of a choice, but for the resume token."""
         event = TextEvent(index, FRAMED)
         message = sse(encoded(self._chunk({"index": index, **self._part(event)}, None, event, 0)))
-        before, _, after = message.rpartition(_quoted(FRAMED))
+        before, _, after = message.rpartition(quoted(FRAMED))
         return before, after
 
     def _chunks(self, event: TextEvent) -> list[tuple[str, Json]]:
@@ -266,21 +266,8 @@ class OpenAIReply:
 
     def _logprobs(self, tokens: Sequence[SampledToken], offset: int) -> Json:
         if self._request.is_chat:
-            return {"content": [self._chat_logprob(token) for token in tokens], "refusal": None}
+            return {"content": [chat_logprob(self._text, self._name, token) for token in tokens], "refusal": None}
         return self._completion_logprobs(tokens, offset)
-
-    def _chat_logprob(self, token: SampledToken) -> Json:
-        return {
-            **self._entry(token.token, token.logprob),
-            "top_logprobs": [self._entry(other, logprob) for other, logprob in token.top],
-        }
-
-    def _entry(self, token: int, logprob: float | None) -> Json:
-        return {
-            "token": self._name(token),
-            "logprob": finite(logprob),
-            "bytes": list(self._text.token_bytes(token)),
-        }
 
     def _completion_logprobs(self, tokens: Sequence[SampledToken], offset: int) -> Json:
         ids = [token.token for token in tokens]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -15,52 +16,52 @@ from router.json_body import Body, Integer, TokenIds, is_token_list
 from router.requests.client_request import AnswerRequest
 from router.requests.params import MAX_PROMPTS, AnswerOptions
 from router.text.cache_hints import TokenHint, hint_s, message_hints
-from router.text.output.tools.tool_use import ToolUse
+from router.text.output.framing import ToolUse
 from router.text.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from router.text.structured.fields import STRUCTURED, structured_output
 from twostroke.base.errors import InvalidRequest, UnsupportedFeature
 from twostroke.request import MAX_LOGPROBS
 
 
-def _is_empty(value: Any) -> bool:
+def is_empty(value: Any) -> bool:
     return not value
 
 
-def _is_never(value: Any) -> bool:
+def is_never(value: Any) -> bool:
     return False
 
 
 HARMLESS: Mapping[str, Callable[[Any], bool]] = {
-    "functions": _is_empty,
+    "functions": is_empty,
     "function_call": lambda value: value in ("none", "auto"),
-    "audio": _is_empty,
+    "audio": is_empty,
     "modalities": lambda value: value == ["text"],
-    "prediction": _is_empty,
-    "web_search_options": lambda value: value is None,
-    "prompt_embeds": _is_empty,
-    "truncate_prompt_tokens": lambda value: value is None,
-    "use_beam_search": _is_empty,
+    "prediction": is_empty,
+    "web_search_options": is_never,
+    "prompt_embeds": is_empty,
+    "truncate_prompt_tokens": is_never,
+    "use_beam_search": is_empty,
     "length_penalty": lambda value: value == 1,
-    "bad_words": _is_empty,
-    "documents": _is_empty,
-    "no_repeat_ngram_size": _is_empty,
+    "bad_words": is_empty,
+    "documents": is_empty,
+    "no_repeat_ngram_size": is_empty,
     "typical_p": lambda value: value == 1,
     "tfs_z": lambda value: value == 1,
-    "top_a": _is_empty,
-    "mirostat": _is_empty,
-    "dry_multiplier": _is_empty,
-    "xtc_probability": _is_empty,
-    "images": _is_empty,
-    "json_mode": _is_empty,
-    "truncation_side": _is_never,
+    "top_a": is_empty,
+    "mirostat": is_empty,
+    "dry_multiplier": is_empty,
+    "xtc_probability": is_empty,
+    "images": is_empty,
+    "json_mode": is_empty,
+    "truncation_side": is_never,
     "thinking_token_budget": lambda value: value == -1,
     "spaces_between_special_tokens": lambda value: value is True,
-    "repetition_detection": _is_never,
-    "logits_processors": _is_empty,
-    "vllm_xargs": _is_empty,
-    "early_stopping": _is_empty,
-    "guided_whitespace_pattern": _is_never,
-    "return_prompt_text": _is_empty,
+    "repetition_detection": is_never,
+    "logits_processors": is_empty,
+    "vllm_xargs": is_empty,
+    "early_stopping": is_empty,
+    "guided_whitespace_pattern": is_never,
+    "return_prompt_text": is_empty,
 }
 """Fields whose effect is not offered here, and the values that ask for none. Other unknown fields are ignored, as
 OpenAI's servers and vLLM do."""
@@ -99,10 +100,21 @@ class OpenAIRequest(AnswerRequest):
 
 def refuse_unsupported(values: Mapping[str, Any]) -> None:
     """Raises UnsupportedFeature that names the first field whose effect is not offered here."""
-    for name, is_harmless in HARMLESS.items():
+    refuse(values, HARMLESS, "is not supported by this server")
+
+
+def refuse(values: Mapping[str, Any], harmless: Mapping[str, Callable[[Any], bool]], said: str) -> None:
+    """Raises UnsupportedFeature, with what is `said`, for a field that has no harmless value."""
+    for name, is_harmless in harmless.items():
         value = values.get(name)
         if value is not None and not is_harmless(value):
-            raise UnsupportedFeature(f"{name} is not supported by this server", field=name)
+            raise UnsupportedFeature(f"{name} {said}", field=name)
+
+
+def top_k_of(body: Mapping[str, Any], *unlimited: int) -> Any:
+    """Returns the field's value, and None where it is one of the numbers that mean all tokens."""
+    top_k = body.get("top_k")
+    return None if top_k in unlimited and not isinstance(top_k, bool) else top_k
 
 
 def effort_variables(effort: str | None) -> dict[str, Any]:
@@ -125,7 +137,7 @@ class ChatFields(Body):
     parallel_tool_calls: bool | None = None
     cache_control: Any = None
 
-    @property
+    @cached_property
     def given_tools(self) -> ChatTools:
         return read_chat_tools(self.tools, self.tool_choice)
 
@@ -225,9 +237,8 @@ def parse_chat(body: Mapping[str, Any]) -> OpenAIRequest:
         if body.get(name):
             raise UnsupportedFeature(f"{name} is for completions: a chat has no place for it", field=name)
     fields = ChatFields.read(body)
-    request = _request(body, (fields.prompt,), logprobs, {"is_prompt_only": False}, is_chat=True)
-    custom_names = fields.given_tools.custom_names if fields.tools else frozenset[str]()
-    return request.model_copy(update={"custom_names": custom_names})
+    prompt, custom_names = fields.prompt, fields.given_tools.custom_names if fields.tools else frozenset[str]()
+    return _request(body, (prompt,), logprobs, {"is_prompt_only": False}, custom_names, is_chat=True)
 
 
 def parse_completion(body: Mapping[str, Any]) -> OpenAIRequest:
@@ -257,28 +268,25 @@ def _request(
     prompts: tuple[Prompt, ...],
     logprobs: int | None,
     special: Mapping[str, Any],
+    custom_names: frozenset[str] = frozenset(),
     *,
     is_chat: bool,
 ) -> OpenAIRequest:
-    options = _options(body, logprobs, special)
-    made = {"is_chat": is_chat, "custom_names": None, "prompts": prompts, "options": options}
+    """Reads what all requests have in common. `special` are options that the dialect makes of other fields."""
+    usual = {
+        "max_tokens": body.get("max_tokens") if body.get("max_completion_tokens") is None else None,
+        "top_k": top_k_of(body, 0, -1),
+        "logprobs": logprobs,
+        "structured": None if STRUCTURED.isdisjoint(body) else structured_output(body),
+    }
+    options = AnswerOptions.read({**body, **usual, **special})
+    made = {"is_chat": is_chat, "custom_names": custom_names, "prompts": prompts, "options": options}
     request = OpenAIRequest.read({**body, **made})
     if request.best_of is not None and request.best_of != options.n:
         raise UnsupportedFeature("best_of other than n is not supported by this server", field="best_of")
     if request.prompt_logprobs is not None and request.stream:
         raise UnsupportedFeature("prompt_logprobs are not available when `stream=True`.", field="prompt_logprobs")
     return request
-
-
-def _options(body: Mapping[str, Any], logprobs: int | None, special: Mapping[str, Any]) -> AnswerOptions:
-    top_k = body.get("top_k")
-    usual = {
-        "max_tokens": body.get("max_tokens") if body.get("max_completion_tokens") is None else None,
-        "top_k": None if top_k in (0, -1) and not isinstance(top_k, bool) else top_k,
-        "logprobs": logprobs,
-        "structured": None if STRUCTURED.isdisjoint(body) else structured_output(body),
-    }
-    return AnswerOptions.read({**body, **usual, **special})
 
 
 def _echoed(prompt: Prompt) -> Prompt:

@@ -114,11 +114,19 @@ class ReasoningItem:
         return {"type": "reasoning_text", "text": "".join(self._texts)}
 
 
-class FunctionCallItem:
-    def __init__(self, item_id: str, part: ToolCallPart) -> None:
+class CallItem:
+    """A call of a function, or of a custom tool, whose arguments hold its input."""
+
+    def __init__(self, item_id: str, part: ToolCallPart, *, is_custom: bool) -> None:
         self.item_id = item_id
         self._call_index, self._call_id, self._name = part.number, part.call_id, part.name
-        self._arguments: list[str] = []
+        self._input = CustomInput() if is_custom else None
+        self._kind, self._field, self._event = (
+            ("custom_tool_call", "input", "custom_tool_call_input")
+            if is_custom
+            else ("function_call", "arguments", "function_call_arguments")
+        )
+        self._texts: list[str] = []
 
     def takes(self, part: Part) -> bool:
         return isinstance(part, ToolCallPart) and part.number == self._call_index
@@ -128,62 +136,27 @@ class FunctionCallItem:
 
     def add(self, part: Part, logprobs: Sequence[Json]) -> Events:
         assert isinstance(part, ToolCallPart)
-        if part.arguments:
-            self._arguments.append(part.arguments)
-            yield ItemEvent("function_call_arguments.delta", {"delta": part.arguments})
+        yield from self._told(part.arguments if self._input is None else self._input.feed(part.arguments))
 
     def close(self) -> Events:
-        told = {"name": self._name, "arguments": "".join(self._arguments)}
-        yield ItemEvent("function_call_arguments.done", told)
+        named = {"name": self._name} if self._input is None else {}
+        yield from self._told("" if self._input is None else self._input.end())
+        yield ItemEvent(f"{self._event}.done", {**named, self._field: "".join(self._texts)})
 
     def body(self, status: str) -> Json:
         return {
             "id": self.item_id,
-            "type": "function_call",
+            "type": self._kind,
             "status": status,
             "call_id": self._call_id,
             "name": self._name,
-            "arguments": "".join(self._arguments),
-        }
-
-
-class CustomCallItem:
-    """A call of a custom tool, whose arguments hold its input."""
-
-    def __init__(self, item_id: str, part: ToolCallPart) -> None:
-        self.item_id = item_id
-        self._call_index, self._call_id, self._name = part.number, part.call_id, part.name
-        self._reading = CustomInput()
-        self._input: list[str] = []
-
-    def takes(self, part: Part) -> bool:
-        return isinstance(part, ToolCallPart) and part.number == self._call_index
-
-    def open(self) -> Events:
-        yield from ()
-
-    def add(self, part: Part, logprobs: Sequence[Json]) -> Events:
-        assert isinstance(part, ToolCallPart)
-        yield from self._told(self._reading.feed(part.arguments))
-
-    def close(self) -> Events:
-        yield from self._told(self._reading.end())
-        yield ItemEvent("custom_tool_call_input.done", {"input": "".join(self._input)})
-
-    def body(self, status: str) -> Json:
-        return {
-            "id": self.item_id,
-            "type": "custom_tool_call",
-            "status": status,
-            "call_id": self._call_id,
-            "name": self._name,
-            "input": "".join(self._input),
+            self._field: "".join(self._texts),
         }
 
     def _told(self, text: str) -> Events:
         if text:
-            self._input.append(text)
-            yield ItemEvent("custom_tool_call_input.delta", {"delta": text})
+            self._texts.append(text)
+            yield ItemEvent(f"{self._event}.delta", {"delta": text})
 
 
 class OutputItems:
@@ -272,9 +245,8 @@ class OutputItems:
             return self._message()
         if isinstance(part, ReasoningPart):
             return ReasoningItem(self._item_id("rs"), is_encoded=self._encodes_reasoning)
-        if part.name in self._custom_names:
-            return CustomCallItem(self._item_id("ctc"), part)
-        return FunctionCallItem(self._item_id("fc"), part)
+        is_custom = part.name in self._custom_names
+        return CallItem(self._item_id("ctc" if is_custom else "fc"), part, is_custom=is_custom)
 
     def _message(self) -> MessageItem:
         return MessageItem(self._item_id("msg"))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
 import time
 from collections.abc import Sequence
+from functools import partial
 
+from router.dialects.openai.logprobs import chat_logprob
 from router.dialects.openai.reply import FRAMED
-from router.dialects.reply import LEAST_LOGPROB, LONG_BODY, Json, encoded, sse
+from router.dialects.reply import LONG_BODY, Json, encoded, quoted, sse
 from router.dialects.responses.output import ItemEvent, OutputItems
 from router.dialects.responses.schema import ResponsesRequest
 from router.requests.resume import Progress, StreamPoint
@@ -16,9 +16,7 @@ from router.text.output.events import TextEvent, Usage
 from router.text.output.parts import Part, ReasoningPart, TextPart
 from router.text.tokenizer import Text, token_text
 from twostroke.base.errors import InvalidRequest, Overloaded, ServeError
-from twostroke.request import FinishReason, SampledToken
-
-_quoted = json.encoder.encode_basestring
+from twostroke.request import FinishReason
 
 
 class ResponsesReply:
@@ -43,7 +41,6 @@ class ResponsesReply:
         """What stands around the text, and then around the number, in deltas of messages, by index in the output."""
 
     def add(self, event: TextEvent) -> None:
-        """Keeps an event for `body`."""
         for _ in self._item_events(event):
             pass
 
@@ -82,7 +79,11 @@ class ResponsesReply:
     def _item_events(self, event: TextEvent) -> Sequence[ItemEvent]:
         """Takes an event into the output, and returns what happened to its items."""
         parts: Sequence[Part] = (TextPart(event.text),) if event.parts is None else event.parts
-        logprobs = [] if event.token is None or not self._request.has_logprobs else [self._logprob(event.token)]
+        logprobs = (
+            []
+            if event.token is None or not self._request.has_logprobs
+            else [chat_logprob(self._text, partial(token_text, self._text), event.token)]
+        )
         self._output.hold(logprobs)
         happened = [each for part in parts for each in self._output.add(part)]
         if event.token is not None:
@@ -103,10 +104,10 @@ class ResponsesReply:
         frame = self._frames.get(index)
         if frame is None:
             framed = self._output.text_delta(FRAMED)
-            before, _, after = self._message(framed.kind, framed.fields, number=0).rpartition(_quoted(FRAMED))
+            before, _, after = self._message(framed.kind, framed.fields, number=0).rpartition(quoted(FRAMED))
             frame = self._frames[index] = before, after.removesuffix("0}\n\n")
         self._sequence += 1
-        return f"{frame[0]}{_quoted(text)}{frame[1]}{self._sequence - 1}}}\n\n"
+        return f"{frame[0]}{quoted(text)}{frame[1]}{self._sequence - 1}}}\n\n"
 
     def _message(self, kind: str, fields: Json, number: int | None = None) -> str:
         name = f"response.{kind}"
@@ -160,18 +161,6 @@ class ResponsesReply:
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        }
-
-    def _logprob(self, token: SampledToken) -> Json:
-        tops = [self._entry(other, logprob) for other, logprob in token.top]
-        return {**self._entry(token.token, token.logprob), "top_logprobs": tops}
-
-    def _entry(self, token: int, logprob: float | None) -> Json:
-        is_number = logprob is not None and math.isfinite(logprob)
-        return {
-            "token": token_text(self._text, token),
-            "logprob": logprob if is_number else LEAST_LOGPROB,
-            "bytes": list(self._text.token_bytes(token)),
         }
 
 

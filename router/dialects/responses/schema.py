@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from router.dialects.openai.chat_messages import tool_use_of, tools_of
 from router.dialects.openai.custom_tools import keeps_inputs
-from router.dialects.openai.schema import effort_variables, refuse_unsupported
+from router.dialects.openai.schema import effort_variables, is_empty, is_never, refuse_unsupported, top_k_of
 from router.dialects.responses.items import messages_of
 from router.dialects.responses.tools import ResponseTools, read_tools
 from router.json_body import Body, Integer, wrong_kind
@@ -34,36 +34,28 @@ class RefusedField(NamedTuple):
     why: str = "this server does not support it"
 
 
-def _is_empty(value: Any) -> bool:
-    return not value
-
-
-def _is_never(value: Any) -> bool:
-    return False
-
-
 _NO_STORE = "this server stores no responses: send the whole conversation as input"
 
 REFUSED: Mapping[str, RefusedField] = {
-    "previous_response_id": RefusedField(_is_never, _NO_STORE),
-    "conversation": RefusedField(_is_never, _NO_STORE),
-    "prompt": RefusedField(_is_never, "this server stores no prompts: send instructions and input"),
-    "background": RefusedField(_is_empty, "this server stores no responses that could be asked for later"),
-    "moderation": RefusedField(_is_empty),
+    "previous_response_id": RefusedField(is_never, _NO_STORE),
+    "conversation": RefusedField(is_never, _NO_STORE),
+    "prompt": RefusedField(is_never, "this server stores no prompts: send instructions and input"),
+    "background": RefusedField(is_empty, "this server stores no responses that could be asked for later"),
+    "moderation": RefusedField(is_empty),
     "n": RefusedField(lambda value: value == 1, "a response has one answer"),
-    "response_format": RefusedField(_is_never, "the format of the text is text.format here"),
-    "messages": RefusedField(_is_never, "the conversation is input here"),
-    "echo": RefusedField(_is_empty),
-    "suffix": RefusedField(_is_empty),
-    "prompt_logprobs": RefusedField(_is_never),
-    "max_tokens": RefusedField(_is_never, "the limit is max_output_tokens here"),
-    "max_completion_tokens": RefusedField(_is_never, "the limit is max_output_tokens here"),
-    "return_token_ids": RefusedField(_is_empty),
-    "return_tokens_as_token_ids": RefusedField(_is_empty),
+    "response_format": RefusedField(is_never, "the format of the text is text.format here"),
+    "messages": RefusedField(is_never, "the conversation is input here"),
+    "echo": RefusedField(is_empty),
+    "suffix": RefusedField(is_empty),
+    "prompt_logprobs": RefusedField(is_never),
+    "max_tokens": RefusedField(is_never, "the limit is max_output_tokens here"),
+    "max_completion_tokens": RefusedField(is_never, "the limit is max_output_tokens here"),
+    "return_token_ids": RefusedField(is_empty),
+    "return_tokens_as_token_ids": RefusedField(is_empty),
     "include_reasoning": RefusedField(lambda value: value is True),
-    "add_special_tokens": RefusedField(_is_empty, "the chat template writes the special tokens"),
-    "enable_response_messages": RefusedField(_is_empty),
-    "previous_input_messages": RefusedField(_is_empty, _NO_STORE),
+    "add_special_tokens": RefusedField(is_empty, "the chat template writes the special tokens"),
+    "enable_response_messages": RefusedField(is_empty),
+    "previous_input_messages": RefusedField(is_empty, _NO_STORE),
 }
 """Fields that would change the answer if they were ignored, apart from null. Other unknown fields are ignored."""
 
@@ -255,9 +247,8 @@ def _options(body: Mapping[str, Any], request: ResponsesRequest) -> AnswerOption
         )
     if not 0 <= top <= MAX_LOGPROBS:
         raise InvalidRequest(f"top_logprobs must be from 0 to {MAX_LOGPROBS}, got {top}", field="top_logprobs")
-    top_k = body.get("top_k")
     special = {
-        "top_k": None if top_k in (0, -1) and not isinstance(top_k, bool) else top_k,
+        "top_k": top_k_of(body, 0, -1),
         "max_completion_tokens": most,
         "logprobs": top if request.has_logprobs else None,
         "structured": structured_text(request.text.format, body),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.dialects.openai.chat_messages import MAX_TOOLS
+from router.dialects.openai.chat_messages import checked_tools
 from router.dialects.openai.custom_tools import check_names, checked_grammar, custom_function
 from twostroke.base.client_text import shown
 from twostroke.base.errors import InvalidRequest, UnsupportedFeature
@@ -58,9 +58,7 @@ class ResponseTools:
 
 def read_tools(tools: Any, choice: Any) -> ResponseTools:
     """Reads `tools` and `tool_choice`. Raises InvalidRequest that names the field."""
-    if tools is not None and (not isinstance(tools, list) or len(tools) > MAX_TOOLS):
-        raise InvalidRequest(f"tools must be a list of at most {MAX_TOOLS} tools", field="tools")
-    named = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools or ())]
+    named = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(checked_tools(tools))]
     known = tuple(tool for tool in named if tool is not None)
     check_names(
         {tool["name"] for tool in known if tool["type"] == "custom"},

@@ -63,8 +63,11 @@ Message = TypeVar("Message")
 class QueuedWriter(Generic[Message]):
     """Writes one message after the other. gRPC takes each with a wait, in a task that has nothing else to do."""
 
-    def __init__(self, write: Callable[[Message], Awaitable[None]]) -> None:
+    def __init__(self, write: Callable[[Message], Awaitable[None]], beat: Message | None = None) -> None:
+        """`beat` is a sign of life, for a stream that must not be silent for long."""
         self._write_one = write
+        self._beat = beat
+        self.turn = asyncio.Lock()
         self._unsent: deque[Message] = deque()
         self._writing: asyncio.Task[None] | None = None
         """None: all was written."""
@@ -86,6 +89,11 @@ class QueuedWriter(Generic[Message]):
         self.flush()
         if self._writing is not None:
             await self._writing
+
+    async def beat(self) -> None:
+        assert self._beat is not None
+        self.put(self._beat)
+        await self.drain()
 
     async def close(self) -> None:
         """Drops what is not written."""

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import time
 import uuid
@@ -46,16 +45,16 @@ class InferenceService:
         assert isinstance(body, GenerateBody)
         request = _client_request(body, auth, context, received_s)
         messages = _Messages(request, self._handler.text, context)
-        has_begun, dispatcher = request.point.resumptions > 0, self._handler.dispatcher
+        has_begun, dispatcher, writer = request.point.resumptions > 0, self._handler.dispatcher, messages.writer
         # Messages are written from inside the call, not yielded, so that a client that goes away cancels the answer
         # wherever it stands.
         answering = self._handler.answer(request, messages)
         try:
             await with_pulse(
-                answering, messages, lambda: (has_begun or messages.is_started) and dispatcher.knows_decode_worker
+                answering, writer, lambda: (has_begun or writer.is_started) and dispatcher.knows_decode_worker
             )
         finally:
-            await messages.close()
+            await writer.close()
         if messages.last is not None:
             yield messages.last
 
@@ -114,31 +113,18 @@ class _Messages:
         self._prompts = [prompt.ids for prompt in request.body.token_prompts]
         self._text = text
         self._progress = SentProgress(request.point)
-        self._writer: QueuedWriter[inference_pb2.GenerateResponse] = QueuedWriter(context.write)
+        beat = inference_pb2.GenerateResponse(request_id=self._request_id)
+        self.writer: QueuedWriter[inference_pb2.GenerateResponse] = QueuedWriter(context.write, beat)
         self._with_calls: set[int] = set()
         """Choices in which a tool is called."""
         self.last: inference_pb2.GenerateResponse | None = None
         """The message that ends the stream."""
-        self.turn = asyncio.Lock()
-        self.flush = self._writer.flush
-        self.drain = self._writer.drain
-        self.close = self._writer.close
+        self.flush = self.writer.flush
+        self.drain = self.writer.drain
 
     @property
     def is_ready(self) -> bool:
-        return self._writer.is_idle
-
-    @property
-    def is_started(self) -> bool:
-        return self._writer.is_started
-
-    @property
-    def sent_s(self) -> float:
-        return self._writer.sent_s
-
-    @sent_s.setter
-    def sent_s(self, instant_s: float) -> None:
-        self._writer.sent_s = instant_s
+        return self.writer.is_idle
 
     def put(self, event: TextEvent) -> None:
         if has_calls(event.parts or ()):
@@ -149,13 +135,9 @@ class _Messages:
         sent = self._progress.sent_token if event.finish is None else self._progress.finished
         message.resume_token = sent(event.choice)
         if event.usage is None:
-            self._writer.put(message)
+            self.writer.put(message)
         else:
             self.last = message
-
-    async def beat(self) -> None:
-        self._writer.put(inference_pb2.GenerateResponse(request_id=self._request_id))
-        await self.drain()
 
     def _message(self, event: TextEvent) -> inference_pb2.GenerateResponse:
         message = inference_pb2.GenerateResponse(request_id=self._request_id, index=event.choice)
@@ -174,13 +156,13 @@ class _Messages:
 
     def _prompt_logprobs(self, scores: PromptLogprobs) -> Iterator[inference_pb2.TokenLogprob]:
         (ids,) = self._prompts
-        for place, (token, logprob, rank) in enumerate(zip(ids[1:], scores.logprobs, scores.ranks, strict=True)):
+        for place, (token, logprob, position) in enumerate(zip(ids[1:], scores.logprobs, scores.ordinals, strict=True)):
             top = [SampledToken(other, value) for other, value in scores.top(place)]
             yield inference_pb2.TokenLogprob(
                 token_id=token,
                 token=token_text(self._text, token),
                 logprob=logprob,
-                rank=rank,
+                rank=position,
                 top=[self._logprob(other) for other in top],
             )
 

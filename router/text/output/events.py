@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from router.text.output.parts import Part
 from twostroke.request import FinishReason, PromptLogprobs, SampledToken
@@ -44,6 +44,27 @@ class TextEvent(NamedTuple):
     """Tokens of this choice's prompt whose KV was reused, as far as is known."""
     prompt_logprobs: PromptLogprobs | None = None
     """Logprobs of the prompt, in the first event of a choice, where they are wanted."""
+
+
+class Keeping(Protocol):
+    def add(self, event: TextEvent) -> None: ...
+
+
+Kept = TypeVar("Kept", bound=Keeping)
+
+
+class WholeOutput(Generic[Kept]):
+    """A sink that keeps every event in a reply, which is made when all have come."""
+
+    is_ready = True
+
+    def __init__(self, reply: Kept) -> None:
+        self.reply = reply
+        self.put = reply.add
+
+    def flush(self) -> None: ...
+
+    async def drain(self) -> None: ...
 
 
 class Sink(Protocol):

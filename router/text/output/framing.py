@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from router.text.output.collected_parts import CallIds, CollectedParts
@@ -19,6 +20,20 @@ Tools = Mapping[str, Mapping[str, Any]]
 
 State = Callable[[str], bool]
 """Takes one character. False: it has changed the state, and the new state has to take the character."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Which of its tools an answer may or must call."""
+
+    must_call: bool = False
+    """The answer is one or more calls, without any text."""
+    only: str | None = None
+    """Name of the one tool that may be called. None: all may."""
+    is_parallel: bool = True
+    """An answer may have several calls."""
+    keeps_arguments: bool = False
+    """Arguments are kept to the tools' schemas, where they can be, also if no tool is strict."""
 
 
 class Unmarked(enum.StrEnum):
@@ -37,6 +52,8 @@ class Syntax(Protocol):
     MARKS: ClassVar[tuple[str, ...]]
     """Texts that may begin or end a call in the middle of other text."""
     state: State
+
+    def __init__(self, tools: Tools, framing: Framing) -> None: ...
 
     def end(self) -> None:
         """Takes the end of the answer."""
@@ -64,6 +81,13 @@ class Framing:
     def hold(self, text: str) -> None:
         self._held.append(text)
         self._held_chars += len(text)
+
+    def hold_space(self, char: str) -> bool:
+        """Holds whitespace. Returns False for anything else, and where no more may be held."""
+        if not char.isspace() or self.is_full:
+            return False
+        self.hold(char)
+        return True
 
     def begin_call(self, name: str, arguments: ArgumentsText) -> None:
         """Begins a call: what was held is its framing."""

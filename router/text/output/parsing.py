@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.text.output import reasoning_formats
 from router.text.output.framing import Tools, Unmarked
+from router.text.output.output_formats import REASONING_BY_NAME, TOOLS_BY_NAME, reasoning_format_in, tool_format_in
 from router.text.output.parts import OutputParser, Part, TextPart
-from router.text.output.tools import tool_formats
 from twostroke.base.errors import ConfigError
 from twostroke.config.output import AUTO, NONE, OutputConfig
 
@@ -26,13 +25,13 @@ class OutputFormats:
     def of(cls, template: str, config: OutputConfig) -> OutputFormats:
         """Returns what flags name, and where they name nothing what the chat template shows."""
         calls, reasoning = config.tool_call_parser, config.reasoning_parser
-        found = tool_formats.format_in(template), reasoning_formats.format_in(template)
+        found = tool_format_in(template), reasoning_format_in(template)
         called, reasoned = (each.name if each else "" for each in found)
         if calls != AUTO:
-            called = "" if calls == NONE else tool_formats.BY_NAME[calls].name
+            called = "" if calls == NONE else TOOLS_BY_NAME[calls].name
         if reasoning != AUTO:
-            reasoned = "" if reasoning == NONE else reasoning_formats.BY_NAME[reasoning].name
-        if reasoned and reasoning_formats.BY_NAME[reasoned].make is None and called not in ("", reasoned):
+            reasoned = "" if reasoning == NONE else REASONING_BY_NAME[reasoning].name
+        if reasoned and REASONING_BY_NAME[reasoned].make is None and called not in ("", reasoned):
             raise ConfigError(
                 f"--reasoning-parser {reasoned} does not go with --tool-call-parser {called}",
                 field="--reasoning-parser",
@@ -60,22 +59,22 @@ class Parsing:
         """Special tokens that have to stay in the text."""
         special: tuple[str, ...] = ()
         if self.formats.reasoning:
-            special += reasoning_formats.BY_NAME[self.formats.reasoning].special
+            special += REASONING_BY_NAME[self.formats.reasoning].special
         if self._whole_format:
-            special += tool_formats.BY_NAME[self._whole_format].special
+            special += TOOLS_BY_NAME[self._whole_format].special
         return frozenset(special)
 
     def parser(self, stream: str, choice: int) -> OutputParser:
         """Returns the parser of one choice. Every router gives its calls the same ids."""
         calls = None
         if self._whole_format:
-            form = tool_formats.BY_NAME[self._whole_format]
+            form = TOOLS_BY_NAME[self._whole_format]
             calls = form.parser(
                 self.tools,
                 lambda index: form.call_id(_drawn(stream, choice, index)),
                 unmarked=self.unmarked,
             )
-        make = reasoning_formats.BY_NAME[self.formats.reasoning].make if self.formats.reasoning else None
+        make = REASONING_BY_NAME[self.formats.reasoning].make if self.formats.reasoning else None
         if make is None:
             assert calls is not None
             return calls
@@ -85,7 +84,7 @@ class Parsing:
     @property
     def _whole_format(self) -> str:
         """Name of the format of calls that is looked for; empty: none is."""
-        is_both = self.formats.reasoning and reasoning_formats.BY_NAME[self.formats.reasoning].make is None
+        is_both = self.formats.reasoning and REASONING_BY_NAME[self.formats.reasoning].make is None
         return self.formats.reasoning if is_both else self.formats.calls if self.tools else ""
 
 

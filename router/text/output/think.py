@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from router.text.output.collected_parts import CollectedParts
-from router.text.output.marks import Marks
+from router.text.output.grammars.calls import Marks
 from router.text.output.parts import Part
 from router.text.output.prose import MarkMatcher
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.text.structured.references import schema_at
+from router.text.structured.references import canonical, joint_parts, type_of
 
 MOST_COMPARED = 20_000
 """Schemas that are looked at for one document. Alternatives beyond are not known to exclude one another."""
@@ -98,29 +97,15 @@ class Alternatives:
 
     def _facts(self, schema: Any) -> _Facts:
         facts = _Facts()
-        for part in self._parts(schema):
+        for part in joint_parts([schema], self._root):
+            if self._left <= 0:
+                break
+            self._left -= 1
             if part is False:
                 facts.is_never = True
             elif isinstance(part, dict):
                 _add(facts, part)
         return facts
-
-    def _parts(self, schema: Any) -> Iterator[Any]:
-        """Yields the schemas that a value must match if it matches this one, itself included."""
-        waiting, seen = [schema], set[int]()
-        while waiting and self._left > 0:
-            part = waiting.pop()
-            if id(part) in seen and isinstance(part, dict):
-                continue
-            seen.add(id(part))
-            self._left -= 1
-            yield part
-            if not isinstance(part, dict):
-                continue
-            if isinstance(part.get("allOf"), list):
-                waiting += part["allOf"]
-            if "$ref" in part:
-                waiting.append(schema_at(self._root, part["$ref"]))
 
 
 def _with_discriminator(options: Sequence[Any], said: Any) -> list[Any] | None:
@@ -136,8 +121,8 @@ def _add(facts: _Facts, schema: Mapping[str, Any]) -> None:
     facts.types &= _types_of(schema)
     for values in ([schema["const"]] if "const" in schema else None, schema.get("enum")):
         if isinstance(values, list):
-            facts.values = (*facts.values, frozenset(map(_canonical, values)))
-            facts.types &= frozenset(map(_type_of, values))
+            facts.values = (*facts.values, frozenset(map(canonical, values)))
+            facts.types &= frozenset(map(type_of, values))
     if isinstance(schema.get("properties"), dict):
         for name, each in schema["properties"].items():
             facts.properties.setdefault(name, []).append(each)
@@ -152,36 +137,3 @@ def _types_of(schema: Mapping[str, Any]) -> frozenset[str]:
     if not names or not all(isinstance(name, str) and name in _TYPES for name in names):
         return _ANY
     return frozenset().union(*(_TYPES[name] for name in names))
-
-
-def _type_of(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "integer" if value.is_integer() else "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-    return "object"
-
-
-def _canonical(value: Any) -> str:
-    """Returns the same text for values that are equal in JSON, where 1 and 1.0 are."""
-    return json.dumps(_plain(value), sort_keys=True)
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case float() if value.is_integer():
-            return int(value)
-        case list():
-            return [_plain(each) for each in value]
-        case dict():
-            return {name: _plain(each) for name, each in value.items()}
-    return value

@@ -11,7 +11,7 @@ import collections
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from router.text.structured.references import is_named, schema_at
+from router.text.structured.references import is_named, listed, schema_at
 
 Schema = dict[str, Any]
 
@@ -45,7 +45,7 @@ def say_what_is_evaluated(schema: Schema, root: Any) -> None:
     parts = _Closings(root).below(schema)
     if any(not isinstance(part, dict) or any(key in part for key in _UNEVEN) for part in parts):
         return
-    if any(_options(schema, key) for key in ("anyOf", "oneOf")) or (parts and "patternProperties" in schema):
+    if any(listed(schema, key) for key in ("anyOf", "oneOf")) or (parts and "patternProperties" in schema):
         return
     del schema["unevaluatedProperties"]
     if "additionalProperties" not in schema:
@@ -68,7 +68,7 @@ class _Closings:
             self._left = 0
         if self._is_joint(schema):
             self._parts.update(id(part) for part in self.below(schema))
-        for option in _options(schema, "oneOf"):  # closed, they might seem to exclude one another
+        for option in listed(schema, "oneOf"):  # closed, they might seem to exclude one another
             if isinstance(option, dict):
                 self._parts.update((id(option), *(id(part) for part in self.below(option))))
 
@@ -83,8 +83,8 @@ class _Closings:
 
     def _is_joint(self, schema: Schema) -> bool:
         """Tells whether several schemas must match at once, each of which may name properties."""
-        alone = ("properties" in schema) + ("$ref" in schema) + len(_options(schema, "allOf"))
-        return alone + sum(bool(_options(schema, key)) for key in ("anyOf", "oneOf")) > 1
+        alone = ("properties" in schema) + ("$ref" in schema) + len(listed(schema, "allOf"))
+        return alone + sum(bool(listed(schema, key)) for key in ("anyOf", "oneOf")) > 1
 
     def _close_joint(self, schema: Schema) -> None:
         """Closes a schema of several parts. The whole may have what its parts name. Parts that cannot be read may name
@@ -117,14 +117,9 @@ class _Closings:
 
     def _applied(self, schema: Any) -> Iterator[Any]:
         for key in _TOGETHER:
-            yield from _options(schema, key)
+            yield from listed(schema, key)
         if isinstance(schema, dict) and "$ref" in schema:  # an alternative may be no schema at all
             yield schema_at(self._root, schema["$ref"])
-
-
-def _options(schema: Any, key: str) -> list[Any]:
-    options = schema.get(key) if isinstance(schema, dict) else None
-    return options if isinstance(options, list) else []
 
 
 def _names(schema: Schema) -> Iterator[str]:

@@ -84,7 +84,7 @@ UNSUPPORTED: Mapping[str, Callable[[Any, Schema], bool]] = {
     "x-guidance": _never,
 }
 """Keywords that cannot be kept to, and when each asks for nothing. `disallow`, `divisibleBy` and `extends` are of early
-drafts."""
+versions of the specification."""
 
 
 _CONTROLS = "[\x00-\x07\x0b\x0e-\x1f\x7f]"

@@ -5,6 +5,7 @@ A pattern may match no name at all, or none but those that the schema names. llg
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -14,7 +15,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from router.text.structured.json_schema import Place, Schema, schemas_in, unsupported
 from router.text.structured.output import StructuredOutput
-from router.text.structured.references import schema_at
+from router.text.structured.references import joint_parts, listed
 from twostroke.grammar.compiler import LIMITS
 
 _JSON_RULE = re.compile(r"%json\s+(?=\{)")
@@ -111,7 +112,8 @@ def joint_schemas(schemas: Sequence[tuple[Place, Schema]], root: Any) -> Iterato
     seen, left = set[tuple[frozenset[int], frozenset[int]]](), MOST_PARTS
     while waiting and left > 0:
         place, given, chosen = waiting.pop()
-        parts = _with_all_parts(given, root)
+        together = itertools.islice(joint_parts(given, root), MOST_PARTS)
+        parts = [part for part in together if isinstance(part, dict)]
         left -= len(parts)
         if (key := (frozenset(map(id, parts)), chosen)) in seen:
             continue
@@ -121,27 +123,12 @@ def joint_schemas(schemas: Sequence[tuple[Place, Schema]], root: Any) -> Iterato
         waiting += [(place, each, chosen) for each in _of_values_inside(parts) if len(each) > 1]
 
 
-def _with_all_parts(given: Sequence[Any], root: Any) -> list[Schema]:
-    waiting, found, seen = list(given), list[Any](), set[int]()
-    while waiting and len(found) < MOST_PARTS:
-        part = waiting.pop()
-        if not isinstance(part, dict) or id(part) in seen:
-            continue
-        seen.add(id(part))
-        found.append(part)
-        if isinstance(part.get("allOf"), list):
-            waiting += part["allOf"]
-        if "$ref" in part:
-            waiting.append(schema_at(root, part["$ref"]))
-    return found
-
-
 def _options(parts: Sequence[Schema], chosen: Collection[int]) -> Iterator[tuple[list[Any], Schema]]:
     """Gives the alternatives of each list that none is chosen of yet, with the list."""
     for part in parts:
         for key in ("anyOf", "oneOf"):
-            options = part.get(key)
-            if isinstance(options, list) and id(options) not in chosen:
+            options = listed(part, key)
+            if id(options) not in chosen:
                 yield from ((options, option) for option in options if isinstance(option, dict))
 
 

@@ -1,8 +1,10 @@
-"""Reads references of JSON schemas. Pure."""
+"""Reads JSON schemas: what references lead to, which parts apply together, which values are equal. Pure."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -32,3 +34,56 @@ def schema_at(root: Any, reference: Any) -> Any:
 
 _INDEX = re.compile(r"\+?0*([0-9]{1,9})")
 """A place in a list, as llguidance reads it. Python refuses to read numbers of thousands of digits."""
+
+
+def listed(schema: Any, keyword: str) -> list[Any]:
+    """Returns the schemas that a keyword lists; none where it is missing or no list."""
+    said = schema.get(keyword) if isinstance(schema, dict) else None
+    return said if isinstance(said, list) else []
+
+
+def joint_parts(given: Iterable[Any], root: Any) -> Iterator[Any]:
+    """Yields what a value must match if it matches all of `given`: these, and what `allOf` and `$ref` lead to."""
+    waiting, seen = list(given), set[int]()
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict) and id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        waiting += listed(part, "allOf")
+        if isinstance(part, dict) and "$ref" in part:
+            waiting.append(schema_at(root, part["$ref"]))
+
+
+def type_of(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "integer" if value.is_integer() else "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+    return "object"
+
+
+def canonical(value: Any) -> str:
+    """Returns the same text for values that are equal in JSON, where 1 and 1.0 are."""
+    return json.dumps(_plain(value), sort_keys=True, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case list():
+            return [_plain(each) for each in value]
+        case dict():
+            return {name: _plain(each) for name, each in value.items()}
+    return value

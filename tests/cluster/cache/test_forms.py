@@ -16,7 +16,7 @@ from twostroke.engine.backends.built import BuiltEngine
 from twostroke.kv_cache.form import PageShape, page_form
 
 SMOLLM2 = PageShape(layers=30, kv_heads=3, block=16, head_dim=64)
-PAGES, BLOCKS, OTHERS = 40, 12, 6
+PAGES, BLOCKS, OTHERS = 20, 6, 5
 LENGTHS = (16 * BLOCKS, 16 * BLOCKS + 5)
 """The end of a block, where all of a prompt is cached, and the middle of one."""
 

@@ -48,7 +48,7 @@ async def test_the_trunk_alone_serves_splits_and_survives_a_killed_decode_worker
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [({"prompt_logprobs": 1}, "prompt_logprobs: "), ({"speculation": "lookup"}, "speculation: "), ({}, "adapters")],
+    [({"prompt_logprobs": 1}, "prompt_logprobs: "), ({"speculation": "lookup"}, "speculation: "), ({}, "weights: ")],
 )
 async def test_what_asks_for_a_branch_is_refused_by_name(options: dict[str, object], says: str, tmp_path: Path) -> None:
     async with running_cluster(

@@ -15,7 +15,7 @@ from tests.cluster.fleet.test_engine_loss import replaced
 from tests.cluster.lent import forget_cached
 from tests.cluster.processes import PATIENCE_S, ProcessCluster
 from tests.cluster.reference import mismatches
-from tests.cluster.requests.test_families import GROWING, PAGES, answers_of, saved_with_tokenizer, serving
+from tests.cluster.requests.test_families import PAGES, answers_of, saved_with_tokenizer, serving
 from twostroke.worker.process import ENGINE_LOST
 
 COMPUTED = "twostroke_computed_tokens_total"
@@ -46,7 +46,7 @@ async def until_it_computes(cluster: ProcessCluster, worker_id: str, before: flo
 async def test_streams_are_whole_where_a_rank_of_a_worker_dies_or_freezes(
     tmp_path: Path, losses: tuple[Loss, ...]
 ) -> None:
-    expected = saved_with_tokenizer("phi3", tmp_path, some=(47, 150), growing=GROWING)
+    expected = saved_with_tokenizer("phi3", tmp_path, some=(47, 150), growing=2, grown_tokens=60)
     async with serving(tmp_path, 4 * PAGES, (2, 2)) as (cluster, client):
         assert mismatches(expected, await answers_of(client, expected)) == []
         for worker_id, number in losses:

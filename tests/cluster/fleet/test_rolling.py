@@ -17,7 +17,7 @@ from openai import AsyncOpenAI
 
 from tests.cluster.served import SMALL, Server, alive, starting
 
-CLIENTS = 6
+CLIENTS = 3
 PROMPTS = [f"{number} {'word ' * (20 + 7 * number)}" for number in range(CLIENTS)]
 MODEL = "paced:step_ms=5,max_model_len=2048"
 LENGTHS = (20, 150)

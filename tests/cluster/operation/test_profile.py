@@ -139,7 +139,7 @@ async def test_the_kernels_of_a_real_model_fill_the_forward_passes_that_a_profil
         ) as cluster,
         loaded(cluster),
     ):
-        trace = await profiled(cluster, tmp_path / "trace.json", "3")
+        trace = await profiled(cluster, tmp_path / "trace.json", "1.5")
     events, pids = trace["traceEvents"], pids_of(trace["traceEvents"])
     for process in ("prefill", "decode"):
         steps_s, forwards_s = (seconds_of(events, name, pids[process]) for name in ("step", "forward"))

@@ -24,7 +24,7 @@ NOTE = {
 }
 """Takes some fifty tokens: long enough to be broken twice."""
 TOOL = {"type": "function", "function": {"name": "take_note", "description": "Keeps a note.", "parameters": NOTE}}
-QUESTIONS = ("Take a note about the weather in Oslo.", "Note what we need for breakfast.")
+QUESTION = "Take a note about the weather in Oslo."
 PIECES = {"chat": '"arguments"', "responses": "function_call_arguments.delta", "messages": "input_json_delta"}
 """What each piece of arguments has in its event."""
 INSIDE = 6
@@ -61,14 +61,14 @@ class CallStream:
 
 
 class Asker:
-    """Asks every question in every dialect at once."""
+    """Asks in every dialect at once."""
 
     def __init__(self, cluster: ProcessCluster) -> None:
         self._cluster = cluster
         self._streams: list[CallStream] = []
 
     async def ask(self) -> list[Answer]:
-        self._streams = [CallStream(dialect, question) for dialect in DIALECTS for question in QUESTIONS]
+        self._streams = [CallStream(dialect, QUESTION) for dialect in DIALECTS]
         async with httpx.AsyncClient(base_url=self._cluster.http, timeout=120) as http:
             return await asyncio.gather(*(stream.read(http) for stream in self._streams))
 

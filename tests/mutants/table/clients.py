@@ -360,8 +360,8 @@ MUTANTS: Final = (
         name="grpc-salt",
         claim="cache_salt keeps prefixes apart over gRPC",
         file="router/dialects/grpc/schema.py",
-        old='"cache_salt": message.cache_salt if message.HasField("cache_salt") else None',
-        new='"cache_salt": None',
+        old='made = {"prompts": (prompt_of(message),), "options": options_of(message)}',
+        new='made = {"prompts": (prompt_of(message),), "options": options_of(message), "cache_salt": None}',
         test=(
             "tests/unit/router/requests/test_isolations.py::test_no_two_requests_share_blocks_that_differ_in_anything_that_keeps_blocks_apart"
         ),

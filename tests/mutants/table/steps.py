@@ -47,7 +47,7 @@ MUTANTS: Final = (
         name="penalties-see-all-drafts",
         claim="speculation changes no token: penalties see what is known at each place",
         file="twostroke/scheduler/batching.py",
-        old="so_far = output[: answered + drawn] if drafts else output",
+        old="so_far = output[: answered + drawn] if proposed else output",
         new="so_far = output",
         test=("tests/unit/scheduler/test_drafting.py::test_each_draw_is_as_if_the_drafted_tokens_before_it_were_known"),
     ),
@@ -71,8 +71,8 @@ MUTANTS: Final = (
         name="wrong-drafts-are-kept",
         claim="drafted tokens are kept while the sampler draws the same",
         file="twostroke/scheduler/emission.py",
-        old="if equal_tokens(emitted, drawn.drafts) < len(emitted):",
-        new="if len(emitted) > len(drawn.drafts):",
+        old="if equal_tokens(emitted, drawn.proposed) < len(emitted):",
+        new="if len(emitted) > len(drawn.proposed):",
         test=(
             "tests/unit/scheduler/test_emission.py::test_what_was_drawn_behind_a_wrong_draft_is_no_part_of_the_answer"
         ),

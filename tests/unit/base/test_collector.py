@@ -8,11 +8,11 @@ import sys
 PROGRAM = """
 import gc, weakref
 gc.disable()  # so that nothing takes the garbage away before
-from twostroke.base import collector
+from twostroke.base import allocator
 class Cycle: pass
 garbage = Cycle(); garbage.self = garbage; left = weakref.ref(garbage); del garbage
 loaded = [[number] for number in range(100_000)]
-collector.freeze_loaded_objects()
+allocator.freeze_loaded_objects()
 assert left() is None, "garbage of the start is not kept for good"
 assert gc.get_freeze_count() > 100_000
 assert len(gc.get_objects()) < 1_000, "a full collection looks at next to nothing"
@@ -26,14 +26,13 @@ def test_what_was_loaded_is_never_looked_at_again_and_what_comes_later_is_collec
 
 
 HOLES = """
-from twostroke.base import collector
-from twostroke.base.allocator import rss_bytes
+from twostroke.base import allocator
 
 buffers = [bytearray(100_000) for _ in range(2_000)]
 del buffers[::2]
-before = rss_bytes()
-collector.freeze_loaded_objects()
-assert before - rss_bytes() > 50 << 20, "holes of 100 MB stay"
+before = allocator.rss_bytes()
+allocator.freeze_loaded_objects()
+assert before - allocator.rss_bytes() > 50 << 20, "holes of 100 MB stay"
 """
 
 

@@ -113,7 +113,7 @@ async def test_drafts_behind_a_row_that_is_not_sound_end_their_answer_alone(monk
 
     def unsound(self: PacedRunner, batch: Batch) -> StepResult:
         result = run(self, batch)
-        if not batch.drafted_tokens:
+        if not batch.proposed_tokens:
             return result
         row = next(sample.row for sample in batch.samples if sample.behind)
         drawn = zip(batch.samples, result.tokens, strict=True)

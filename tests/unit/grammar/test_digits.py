@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.grammar.grammars import byte_compiler, lark, regex, schema, text_state
 from twostroke.base.token_mask import permitted
-from twostroke.grammar.digits import MOST_DIGITS, digits_of
+from twostroke.grammar.vocabulary import MOST_DIGITS, digits_of
 from twostroke.request import Grammar
 
 

@@ -17,6 +17,7 @@ from router.endpoints.app import build_http_app
 from router.fleet.named_models import NamedModels
 from router.fleet.token_stream import TokenDelta
 from router.fleet.worker import ServingFacts, Worker
+from router.kserve.pages import KServePages
 from router.metrics import RouterMetrics
 from router.requests.request_handler import RequestHandler
 from router.server import RouterServer
@@ -213,7 +214,7 @@ async def app() -> AsyncIterator[tuple[ScriptedDispatcher, httpx.AsyncClient]]:
     """The HTTP application without a server around it, for the many cases that end before dispatch."""
     dispatcher = ScriptedDispatcher()
     handler = RequestHandler(dispatcher, InlinePreparer(ByteText()), RouterMetrics(), model="toy")
-    transport = httpx.ASGITransport(build_http_app(handler, max_body_bytes=1 << 16))
+    transport = httpx.ASGITransport(build_http_app(handler, max_body_bytes=1 << 16, pages=KServePages(handler).pages()))
     async with httpx.AsyncClient(transport=transport, base_url="http://toy") as http:
         yield dispatcher, http
 

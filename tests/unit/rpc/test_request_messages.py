@@ -9,16 +9,7 @@ from typing import Any
 import pytest
 
 from twostroke.base.ids import BlockHash, RequestId
-from twostroke.request import (
-    AdapterRef,
-    Attempt,
-    BlockConditions,
-    CacheHint,
-    GenerateRequest,
-    Grammar,
-    SampledToken,
-    SamplingParams,
-)
+from twostroke.request import Attempt, CacheHint, GenerateRequest, Grammar, SampledToken, SamplingParams, WeightsRef
 from twostroke.rpc.convert import (
     attempt_from_message,
     attempt_to_message,
@@ -56,7 +47,7 @@ REQUEST = GenerateRequest(
     sampling=SAMPLING,
     salt=b"salt",
     public_blocks=1,
-    conditions=BlockConditions(AdapterRef(bytes(16), "/adapter")),
+    weights=WeightsRef(bytes(16), "/adapter"),
     deadline_s=12.5,
     speculation="off",
     hints=(CacheHint(1, 2.5),),

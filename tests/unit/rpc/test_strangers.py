@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.half_calls import half_a_call
 from tests.trials.chaos.neighbours.wire import CONTINUATION, HEADERS, PREFACE, SETTINGS, field, frame
-from twostroke.rpc import connections, open_calls
+from twostroke.rpc import connections, entrance
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.entrance import StrangersEntrance
 from twostroke.rpc.server import Callers, RpcServer
@@ -71,7 +71,7 @@ async def test_a_call_without_the_token_ends_before_its_message_is_read() -> Non
 
 
 async def test_health_is_asked_in_short_messages_that_come_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_calls, "MESSAGE_S", 0.3)
+    monkeypatch.setattr(entrance, "OPEN_MESSAGE_S", 0.3)
     async with serving() as server:
         ends = await asyncio.gather(*(half_a_call(server.address, CHECK) for _ in range(10)))
         for said, writer in ends:
@@ -80,11 +80,11 @@ async def test_health_is_asked_in_short_messages_that_come_at_once(monkeypatch: 
 
 
 async def test_of_many_half_messages_few_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_calls, "MESSAGE_S", 60.0)
+    monkeypatch.setattr(entrance, "OPEN_MESSAGE_S", 60.0)
     async with serving() as server:
         calls = [asyncio.create_task(half_a_call(server.address, CHECK)) for _ in range(20)]
         async with asyncio.timeout(60):
-            while sum(call.done() for call in calls) < len(calls) - open_calls.MOST_UNREAD:
+            while sum(call.done() for call in calls) < len(calls) - entrance.MOST_UNREAD:
                 await asyncio.sleep(0.01)
         for call in calls:
             call.cancel()

@@ -25,10 +25,9 @@ from twostroke.kv_cache.parts import GroupKind, Part, blocks_of
 from twostroke.request import FinishReason, Grammar, SamplingParams
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import AdmittedSequence
-from twostroke.speculation.acceptance import Acceptance
 from twostroke.speculation.draft import Drafter
-from twostroke.speculation.forced_tokens import ForcedTokens
-from twostroke.speculation.speculation import Speculation
+from twostroke.speculation.drafters import ForcedTokens
+from twostroke.speculation.speculation import Acceptance, Speculation
 
 MAX_TURNS = 3000
 """Far more than any of these histories needs to come to rest."""
@@ -194,12 +193,12 @@ class SchedulerHistory(BegunHistory):
                 for chunk in step.chunks
                 if chunk.end - chunk.start == 1 or self.is_forced_run(chunk.sequence, chunk.start)
             )
-            drafted = step.batch.drafted_tokens
+            drafted = step.batch.proposed_tokens
             assert len(step.batch.tokens) - drafted - beside <= self.beside.most_prompt_tokens + over
         for chunk in step.chunks:
             state = grammar_of(chunk.sequence)
-            run = () if state is None else tuple(state.forced_run(len(chunk.drafts)))
-            self.seen["forced tokens drafted"] += bool(run) and chunk.drafts[: len(run)] == run
+            run = () if state is None else tuple(state.forced_run(len(chunk.proposed)))
+            self.seen["forced tokens drafted"] += bool(run) and chunk.proposed[: len(run)] == run
         self.flight = Flight(step)
         if runs_at_once:
             self.runner.write(step)
@@ -230,8 +229,8 @@ class SchedulerHistory(BegunHistory):
             self.check_answer(sequence, emission.finish)
         for chunk, before in zip(step.chunks, known, strict=True):
             self.learn(chunk.sequence.known, chunk.sequence.block_hashes)
-            if chunk.drafts and not chunk.sequence.ended:
-                is_right = len(chunk.sequence.known) > before + len(chunk.drafts)
+            if chunk.proposed and not chunk.sequence.ended:
+                is_right = len(chunk.sequence.known) > before + len(chunk.proposed)
                 self.seen["all drafted tokens right" if is_right else "a drafted token wrong"] += 1
 
     def check_answer(self, sequence: Sequence, finish: FinishReason | None) -> None:

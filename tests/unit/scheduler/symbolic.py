@@ -163,11 +163,11 @@ class SymbolicRunner:
         batch = step.batch
         contexts = [self._context(batch, row) for row in range(batch.sequences)]
         for row, chunk in enumerate(step.chunks):
-            seen = [*chunk.sequence.known[: chunk.end], *chunk.drafts]
+            seen = [*chunk.sequence.known[: chunk.end], *chunk.proposed]
             assert contexts[row] == seen
             queries = slice(batch.query_starts[row], batch.query_starts[row + 1])
             assert batch.tokens[queries].tolist() == seen[chunk.start :]
-            assert batch.positions[queries].tolist() == list(range(chunk.start, chunk.drafted_end))
+            assert batch.positions[queries].tolist() == list(range(chunk.start, chunk.run_end))
         for sample in batch.samples:
             assert sample.position == len(contexts[sample.row]) - sample.behind
         self.look(step, contexts)

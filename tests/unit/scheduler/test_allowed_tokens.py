@@ -16,10 +16,9 @@ from tests.unit.scheduler.test_scheduler_grammars import COMPILER, FORCING, OPEN
 from twostroke.base.token_mask import mask_of, narrowed, permitted
 from twostroke.request import FinishReason, SamplingParams, highest_token, token_bits
 from twostroke.scheduler.sequence import Sequence
-from twostroke.speculation.acceptance import Acceptance
-from twostroke.speculation.forced_tokens import ForcedTokens
+from twostroke.speculation.drafters import ForcedTokens
 from twostroke.speculation.prompt_lookup import PromptLookup
-from twostroke.speculation.speculation import Speculation
+from twostroke.speculation.speculation import Acceptance, Speculation
 
 PROMPT = [2, 5, 1, 1, 6, 3, 2]
 SOME = SamplingParams(seed=3, max_tokens=40, allowed_tokens=token_bits([2, 4, 6]))

@@ -49,7 +49,7 @@ def test_each_draw_is_as_if_the_drafted_tokens_before_it_were_known(has_grammar:
     assert batch.tokens.tolist() == [known[-1], *DRAFTS]
     assert batch.positions.tolist() == list(range(len(known) - 1, len(known) + len(DRAFTS)))
     assert batch.logit_rows == [0, 1, 2, 3]
-    assert batch.drafted_tokens == len(DRAFTS)
+    assert batch.proposed_tokens == len(DRAFTS)
     assert not batch.has_prompts
     for rank, draw in enumerate(batch.samples):
         alone = [*known, *DRAFTS[:rank]]

@@ -39,7 +39,7 @@ def test_what_was_drawn_behind_a_wrong_draft_is_no_part_of_the_answer(
 ) -> None:
     made = emitted(drawn)
     assert tuple(emission.token.token for emission in made.emissions) == kept
-    assert made.equal_drafts == equal
+    assert made.right == equal
 
 
 def test_an_answer_that_ends_within_its_drafts_has_nothing_behind_its_end() -> None:

@@ -41,7 +41,7 @@ def run_in_parts(bench: Bench, step: Step, exact: ExactBlocks, draw: random.Rand
     if draw.random() < 0.5:
         exact.run(step)
     for chunk in step.chunks:
-        part = bench.scheduler.slice_of([chunk])
+        part = bench.scheduler.step_of([chunk])
         if draw.random() < 0.7:
             run(bench, part, exact)
             continue
@@ -80,10 +80,10 @@ def test_what_a_failed_step_was_to_let_go_of_is_told_to_the_next_one_until_one_s
     bench.scheduler.end(gone)
     step = bench.scheduler.plan()
     assert step is not None
-    parts = [bench.scheduler.slice_of([chunk]) for chunk in step.chunks]
+    parts = [bench.scheduler.step_of([chunk]) for chunk in step.chunks]
     assert [released <= set(each.batch.released) for each in (step, *parts)] == [True] * 3
     bench.scheduler.update(parts[0], bench.runner.run(parts[0]))
-    assert not bench.scheduler.slice_of(parts[1].chunks).batch.released, "the first part has let go of them"
+    assert not bench.scheduler.step_of(parts[1].chunks).batch.released, "the first part has let go of them"
     bench.scheduler.abort_step(parts[1])
     step = bench.scheduler.plan()
     assert step is not None

@@ -18,9 +18,8 @@ from twostroke.request import FinishReason, Grammar, SamplingParams
 from twostroke.scheduler.cost import Budget, StepCost
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import Emission
-from twostroke.speculation.acceptance import Acceptance
-from twostroke.speculation.forced_tokens import ForcedTokens
-from twostroke.speculation.speculation import Speculation
+from twostroke.speculation.drafters import ForcedTokens
+from twostroke.speculation.speculation import Acceptance, Speculation
 
 COMPILER = byte_compiler(VOCABULARY, (EOS,))
 RUN = [3, 4, 5, 3, 4, 5, 3, 4, 5]

@@ -27,7 +27,7 @@ from twostroke.models.weights import digest, packed_file
 from twostroke.security import trusted_paths
 from twostroke.security.trusted_paths import UntrustedPath, check_cache, private_folder
 from twostroke.transfer.base import SOCKETS
-from twostroke.transfer.sockets.same_user import listen_in
+from twostroke.transfer.same_host.same_host_transport import listen_in
 
 STRANGER = 4711
 

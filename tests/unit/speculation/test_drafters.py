@@ -21,8 +21,7 @@ from twostroke.speculation.answers import (
     FinishedAnswers,
 )
 from twostroke.speculation.draft import Proposal
-from twostroke.speculation.draft_model import ModelDrafter
-from twostroke.speculation.drafters import DRAFTERS
+from twostroke.speculation.drafters import DRAFTERS, ModelDrafter
 from twostroke.speculation.prompt_lookup import MATCHED, REACH, PromptLookup
 from twostroke.speculation.speculation import MOST_DRAFTED
 from twostroke.speculation.suffix_tree import DEPTH, LEAST_SHARE, MOST_LOOKED_AT, SuffixTree

@@ -11,10 +11,9 @@ import pytest
 from twostroke.config import DRAFT_MODEL
 from twostroke.scheduler.constraints.drafting import MOST_HARM, draft_lengths
 from twostroke.scheduler.cost import StepCost, StepTerms
-from twostroke.speculation.acceptance import PRIOR, Acceptance
 from twostroke.speculation.draft import NOTHING, Draft, Proposal
-from twostroke.speculation.draft_model import ModelDrafter
-from twostroke.speculation.speculation import DraftPrice, Outcome, Speculation
+from twostroke.speculation.drafters import ModelDrafter
+from twostroke.speculation.speculation import PRIOR, Acceptance, DraftPrice, Outcome, Speculation
 
 
 class Scripted:

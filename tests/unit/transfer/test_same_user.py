@@ -23,10 +23,10 @@ from twostroke.security.trusted_paths import UntrustedPath, private_folder
 from twostroke.transfer import base
 from twostroke.transfer.base import SOCKETS, Identity, PageEndpoint, host_id
 from twostroke.transfer.network.tcp import TcpTransport
+from twostroke.transfer.same_host import same_host_transport
+from twostroke.transfer.same_host.same_host_transport import check_same_user, listen_in
 from twostroke.transfer.same_host.shm import ShmTransport
-from twostroke.transfer.sockets import same_user
 from twostroke.transfer.sockets.handshake import PROTOCOL
-from twostroke.transfer.sockets.same_user import check_same_user, listen_in
 
 TOKEN = "the cluster's secret token"
 READER = Identity("reader", Epoch(1, 8), "f", TOKEN)
@@ -43,7 +43,7 @@ def test_the_other_end_of_a_socket_must_be_a_process_of_this_user(monkeypatch: p
     with ours, theirs:
         check_same_user(ours)
         if os.geteuid() == 0:  # whoever runs as root is believed by everybody
-            monkeypatch.setattr(same_user, "_CREDENTIALS", Credentials())
+            monkeypatch.setattr(same_host_transport, "_CREDENTIALS", Credentials())
         else:
             monkeypatch.setattr(os, "geteuid", lambda: 12345)
         with pytest.raises(Unauthenticated, match="belongs to user"):
@@ -62,7 +62,7 @@ class Credentials:
 async def test_a_process_of_another_user_is_neither_greeted_nor_read_from(monkeypatch: pytest.MonkeyPatch) -> None:
     memory, transport = PageMemory(2, 64), ShmTransport()
     endpoint = await transport.open(memory, Identity("owner", Epoch(1, 7), "f", TOKEN))
-    monkeypatch.setattr(same_user, "_CREDENTIALS", Credentials())
+    monkeypatch.setattr(same_host_transport, "_CREDENTIALS", Credentials())
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(60)
         sock.connect(str(private_folder(SOCKETS) / endpoint.address))

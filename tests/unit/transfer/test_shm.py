@@ -19,10 +19,10 @@ from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.security.trusted_paths import private_folder
 from twostroke.transfer.base import SOCKETS, Identity
+from twostroke.transfer.same_host.same_host_transport import SUFFIX
 from twostroke.transfer.same_host.shm import ShmTransport
 from twostroke.transfer.sockets.frames import Deadline
 from twostroke.transfer.sockets.handshake import introduce
-from twostroke.transfer.sockets.same_user import SUFFIX
 
 
 def unix_sockets() -> str:

@@ -20,7 +20,7 @@ from twostroke.engine.backends.paced.runner import PacedAdapters, PacedRunner, P
 from twostroke.engine.loop import EngineThread
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.adapters.peft import WEIGHTS_FILE, read_adapter
-from twostroke.request import AdapterRef
+from twostroke.request import WeightsRef
 from twostroke.scheduler.sequence import Sequence, building
 from twostroke.worker.adapters import cache as adapter_cache
 from twostroke.worker.adapters.cache import AdapterCache, AdapterMetrics
@@ -36,12 +36,12 @@ class Worker:
     waiting: set[bytes] = field(default_factory=set)
     failed: list[tuple[bytes, ServeError]] = field(default_factory=list)
 
-    def want(self, adapter: AdapterRef) -> bool:
+    def want(self, adapter: WeightsRef) -> bool:
         """A sequence with this adapter waits; whether it may be admitted."""
         self.waiting.add(adapter.digest)
         return self.cache.is_loaded(adapter)
 
-    async def use(self, adapter: AdapterRef) -> Sequence:
+    async def use(self, adapter: WeightsRef) -> Sequence:
         """Returns a sequence that has begun with this adapter."""
         await eventually(lambda: self.want(adapter))
         sequence = building(RequestId("r"), SessionId(1), [], [])
@@ -82,13 +82,13 @@ async def worker_with(most: int) -> AsyncIterator[Worker]:
 
 
 @pytest.fixture
-def adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[AdapterRef]:
+def adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[WeightsRef]:
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path / "cache"))
     folders = [write_adapter(tmp_path / str(seed), random_tensors(seed=seed)) for seed in range(3)]
-    return [AdapterRef(read_adapter(folder).digest, str(folder)) for folder in folders]
+    return [WeightsRef(read_adapter(folder).digest, str(folder)) for folder in folders]
 
 
-async def test_an_adapter_is_loaded_for_who_waits_and_steps_may_name_it(adapters: list[AdapterRef]) -> None:
+async def test_an_adapter_is_loaded_for_who_waits_and_steps_may_name_it(adapters: list[WeightsRef]) -> None:
     async with worker_with(2) as worker:
         assert not worker.want(adapters[0])
         await worker.use(adapters[0])
@@ -97,7 +97,7 @@ async def test_an_adapter_is_loaded_for_who_waits_and_steps_may_name_it(adapters
         assert (worker.counted("adapters"), worker.counted("adapter_loads_total")) == (1, 1)
 
 
-async def test_the_one_that_nobody_uses_and_was_used_longest_ago_makes_room(adapters: list[AdapterRef]) -> None:
+async def test_the_one_that_nobody_uses_and_was_used_longest_ago_makes_room(adapters: list[WeightsRef]) -> None:
     async with worker_with(2) as worker:
         for adapter in (adapters[0], adapters[1], adapters[0]):
             worker.cache.release(await worker.use(adapter))
@@ -108,7 +108,7 @@ async def test_the_one_that_nobody_uses_and_was_used_longest_ago_makes_room(adap
         assert worker.counted("adapter_evictions_total") == 1
 
 
-async def test_where_all_are_in_use_a_sequence_waits_until_one_is_released(adapters: list[AdapterRef]) -> None:
+async def test_where_all_are_in_use_a_sequence_waits_until_one_is_released(adapters: list[WeightsRef]) -> None:
     async with worker_with(1) as worker:
         held = [await worker.use(adapters[0]), await worker.use(adapters[0])]
         assert not worker.want(adapters[1])
@@ -121,7 +121,7 @@ async def test_where_all_are_in_use_a_sequence_waits_until_one_is_released(adapt
 
 
 async def test_what_no_name_leads_to_goes_when_nobody_uses_it_and_what_is_named_stays(
-    adapters: list[AdapterRef],
+    adapters: list[WeightsRef],
 ) -> None:
     async with worker_with(3) as worker:
         for adapter in adapters[:2]:
@@ -135,7 +135,7 @@ async def test_what_no_name_leads_to_goes_when_nobody_uses_it_and_what_is_named_
 
 
 async def test_who_comes_late_is_served_once_more_and_leaves_nothing(
-    adapters: list[AdapterRef], monkeypatch: pytest.MonkeyPatch
+    adapters: list[WeightsRef], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapter_cache, "UNUSED_S", 0.05)
     async with worker_with(3) as worker:
@@ -148,7 +148,7 @@ async def test_who_comes_late_is_served_once_more_and_leaves_nothing(
         await eventually(lambda: worker.cache.loaded == [])
 
 
-async def test_an_adapter_that_cannot_be_read_ends_who_waits_for_it_in_one_line(adapters: list[AdapterRef]) -> None:
+async def test_an_adapter_that_cannot_be_read_ends_who_waits_for_it_in_one_line(adapters: list[WeightsRef]) -> None:
     async with worker_with(2) as worker:
         (Path(adapters[0].path) / WEIGHTS_FILE).write_bytes(b"damage")
         worker.want(adapters[0])
@@ -162,7 +162,7 @@ async def test_an_adapter_that_cannot_be_read_ends_who_waits_for_it_in_one_line(
 
 
 async def test_whatever_goes_wrong_while_an_adapter_is_prepared_costs_that_adapter_alone(
-    adapters: list[AdapterRef], monkeypatch: pytest.MonkeyPatch
+    adapters: list[WeightsRef], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with worker_with(2) as worker:
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.decode_worker.request_states import an_answer
 from twostroke.base.errors import UnsupportedFeature
-from twostroke.request import AdapterRef, Attempt, BlockConditions, Grammar
+from twostroke.request import Attempt, Grammar, WeightsRef
 from twostroke.worker.answers import ASKED, AnswerFeature, features_of
 from twostroke.worker.branches import Branches
 
@@ -64,6 +64,6 @@ async def test_a_branch_is_asked_for_the_answers_that_want_it_alone(field: str) 
 
 
 def test_a_sequence_with_an_adapter_is_refused_where_no_branch_holds_any() -> None:
-    with pytest.raises(UnsupportedFeature, match="this model"):
-        Branches().constraints_of(BlockConditions(AdapterRef(bytes(32))))
+    with pytest.raises(UnsupportedFeature, match="weights"):
+        Branches().constraints_of(WeightsRef(bytes(32)))
     assert Branches().constraints_of(None) == ()

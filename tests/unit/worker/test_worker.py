@@ -24,7 +24,7 @@ from twostroke.config import ModelConfig, Role, WorkerPorts
 from twostroke.engine.backends.paced.runner import PacedAdapters
 from twostroke.models.adapters.peft import read_adapter
 from twostroke.rpc.channel import PeerChannel
-from twostroke.rpc.v1 import adapters_pb2, control_pb2, control_pb2_grpc
+from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, worker_pb2
 from twostroke.scheduler.cost import Budget
 from twostroke.worker.host import WorkerHost
 
@@ -114,12 +114,12 @@ async def test_ranks_that_are_lost_by_an_adapter_end_the_epoch_as_ranks_that_are
 
     monkeypatch.setattr(PacedAdapters, "put", lose)
     folder = write_adapter(tmp_path, random_tensors())
-    adapter = adapters_pb2.Adapter(digest=read_adapter(folder).digest, path=str(folder))
+    adapter = worker_pb2.Weights(digest=read_adapter(folder).digest, path=str(folder))
     worker = DecodeWorker(worker_config(Role.DECODE))
     run_task = asyncio.create_task(worker.run())
     router = await Router(await worker.ready()).connect()
     message = router.message(PROMPT, 5)
-    message.request.adapter.CopyFrom(adapter)
+    message.request.weights.CopyFrom(adapter)
     await router.send(message)
     with pytest.raises(EngineLost, match="rank 1 of 2 died: signal 9"):
         await run_task

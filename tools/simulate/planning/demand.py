@@ -44,7 +44,7 @@ def capacity_of(shape: FleetShape) -> MeasuredCapacity:
     delays, cost = shape.delays, shape.cost
     if shape.drafts is not None:
         each = lone_stream_step(shape.drafts, cost)
-        cost = cost.with_drafts(each).per_token(each.tokens)
+        cost = cost.with_streams(each).per_token(each.tokens)
     calls_s = delays.frontend_s + 2 * delays.open_s + 2 * delays.pull_s + delays.token_s
     return MeasuredCapacity(
         cost=cost,

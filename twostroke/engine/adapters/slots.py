@@ -9,7 +9,7 @@ from twostroke.models.adapters.peft import Adapter
 
 
 class AdapterSlots(Protocol):
-    """Adapters that steps may name in `Batch.adapters`."""
+    """Adapters that steps may name in `Batch.weights`."""
 
     def prepare(self, adapter: Adapter) -> Any:
         """Returns the adapter in the form that steps compute with; on any thread. Raises ConfigError if it does not

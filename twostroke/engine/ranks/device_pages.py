@@ -14,7 +14,7 @@ from twostroke.kv_cache.memory import PageAccess, Pages, PoolLocation
 
 
 class RankedDeviceMemory(Pages):
-    """A page is its ranges side by side, as `RankedForm` says. Ranks that have the same range each hold it."""
+    """A page is its ranges side by side, as `JointForm` says. Ranks that have the same range each hold it."""
 
     def __init__(self, layout: PoolLayout, ranges: int, own: DeviceMemory, others: Sequence[torch.Tensor]) -> None:
         """`layout`: of whole pages. `own` has the first rank's part of each page, and is closed with this.

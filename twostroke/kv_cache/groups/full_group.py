@@ -11,9 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from twostroke.base.ids import BlockHash, PageId
-from twostroke.kv_cache.groups.group_pool import GroupPool
+from twostroke.kv_cache.groups.group_pool import GroupPool, PoolListener
 from twostroke.kv_cache.groups.page_state import UNHELD_BLOCKS, PageState
-from twostroke.kv_cache.groups.pool_listener import PoolListener
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,27 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Protocol
 
 from twostroke.base.ids import BlockHash, PageId, SessionId
 from twostroke.kv_cache.groups.group_view import GroupView
 from twostroke.kv_cache.groups.page_state import UNHELD_BLOCKS, PageRecord, PageState
-from twostroke.kv_cache.groups.pool_listener import PoolListener
+
+
+class PoolListener(Protocol):
+    """Called on every change in the set of readable blocks, and on every new writer of a page."""
+
+    def stored(self, block_hash: BlockHash) -> None: ...
+
+    def removed(self, block_hash: BlockHash) -> None: ...
+
+    def evicting(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
+        """Called just before a cached block loses its page to another one: its bytes can still be copied."""
+
+    def forgotten(self, block_hash: BlockHash) -> None:
+        """Called with a removed block that is not to be used again, wherever it lies."""
+
+    def new_writer(self, page: PageId) -> None: ...
 
 
 class GroupPool(GroupView, abc.ABC):

@@ -22,8 +22,7 @@ class PageGroup:
     layers: tuple[int, ...]
     """Which of the model's layers these are, in order."""
     window: int | None = None
-    """Tokens that a token sees, itself included, in the layer with the largest window. None: a token sees all before
-    it."""
+    """Tokens that a token sees, itself included, in the layer with the largest window. None: it sees all."""
 
     def first_block(self, position: int, block_size: int) -> int:
         """Returns the first block that the token at a position sees."""
@@ -31,9 +30,7 @@ class PageGroup:
 
 
 def groups_apart(groups: tuple[PageGroup, ...], *, by_whole_blocks: bool) -> tuple[PageGroup, ...]:
-    """Returns the groups that have separate pages in a pool. It is one group of all layers where blocks are stored as a
-    whole.
-    """
+    """Returns the groups with pages of their own: one of all layers where blocks are stored as a whole."""
     if not by_whole_blocks or len(groups) == 1:
         return groups
     return page_groups([None] * sum(len(group.layers) for group in groups))

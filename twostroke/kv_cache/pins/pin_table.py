@@ -16,7 +16,7 @@ from typing import TypeVar
 from twostroke.base.errors import PinRefused
 from twostroke.base.ids import BlockHash, PinId
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.request import BlockConditions
+from twostroke.request import WeightsRef
 
 Key = TypeVar("Key")
 
@@ -45,8 +45,8 @@ class Pin:
     """Most bytes that its blocks may take at one worker; 0: whatever the caps allow."""
     text: str = ""
     """How it begins, for people."""
-    conditions: BlockConditions | None = None
-    """What computes its blocks; None: only the model."""
+    weights: WeightsRef | None = None
+    """Computes its blocks; None: only the model."""
     is_hint: bool = False
     """A request asked for it: only the request computes the blocks."""
 

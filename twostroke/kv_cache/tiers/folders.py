@@ -319,9 +319,7 @@ def _remove_empty(models: Iterable[Path]) -> None:
 
 
 def _left_in(models: Iterable[Path], seen_by_s: float, folder_trust: FolderTrust) -> Iterator[LeftFolder]:
-    """Yields the folders with an owner that was last seen by that time; they are not claimed, which would count as
-    seen.
-    """
+    """Yields the folders with an owner that was last seen by that time. Claiming them would count as seen."""
     for path in (folder for model in models for folder in _folders_in(model, WORKER_FOLDER)):
         try:
             if _was_seen_by(path / LOCK, seen_by_s) and folder_trust.allows(path.parent, path, path / LOCK):

@@ -18,9 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def check_root(root: Path) -> None:
-    """Raises ConfigError for a root in which other users can replace our folders, and OSError for one that does not
-    exist.
-    """
+    """Raises ConfigError for a root in which other users can replace our folders, OSError for a missing one."""
     status = root.stat()
     if (stranger := stranger_of(status)) is not None:
         raise ConfigError(

@@ -29,9 +29,7 @@ class WindowShape:
 
     @property
     def least_slots(self) -> int:
-        """Slots that one sequence may need: for a tail that it pulls, for a tail that it computes from, and for new
-        blocks.
-        """
+        """Slots that one sequence may need: for a tail to pull, a tail to compute from, and new blocks."""
         return 2 * self.tail_blocks + 2
 
     @property
@@ -41,9 +39,7 @@ class WindowShape:
 
     @property
     def most_pinned(self) -> int:
-        """Most parts that pins may keep. Enough slots stay for `least_slots` of a sequence and `chunk_slots` of a
-        chunk.
-        """
+        """Most parts that pins may keep: `least_slots` of a sequence and `chunk_slots` of a chunk stay."""
         return max(0, self.slots - self.least_slots - self.chunk_slots)
 
     def first_block(self, position: int) -> int:

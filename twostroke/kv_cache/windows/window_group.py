@@ -18,9 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from twostroke.base.ids import BlockHash, PageId
-from twostroke.kv_cache.groups.group_pool import FurtherGroup, MakeGroup
+from twostroke.kv_cache.groups.group_pool import FurtherGroup, MakeGroup, PoolListener
 from twostroke.kv_cache.groups.page_state import UNHELD_BLOCKS, PageRecord, PageState
-from twostroke.kv_cache.groups.pool_listener import PoolListener
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.windows.shape import WindowShape, deepest
 
@@ -193,9 +192,7 @@ class WindowGroup(FurtherGroup):
         return self._take_free()
 
     def _evict(self) -> bool:
-        """Frees the least recently used cached part. It frees a pinned one only if there is no other, where pins came
-        after work had begun.
-        """
+        """Frees the least recently used cached part, or a pinned one where pins came after work had begun."""
         slot = next(iter(self._cached), None)
         if slot is None:
             slot = next((each for each, record in self._records() if record.state is PageState.PINNED), None)

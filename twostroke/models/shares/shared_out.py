@@ -10,7 +10,7 @@ import torch
 
 from twostroke.base.errors import ConfigError
 from twostroke.kernels.products.stored import Matrix, StoredMatrix
-from twostroke.kv_cache.form import AnyForm, RankedForm
+from twostroke.kv_cache.form import AnyForm, JointForm
 from twostroke.models.families.table import layouts_named, named
 from twostroke.models.shares.share import Cut, cut_by_columns, cut_layout, cut_of, shares_of
 from twostroke.models.spec import ModelSpec, Share
@@ -80,7 +80,7 @@ def form_of_share(form: AnyForm, share: Share | None) -> AnyForm:
     """Returns the form of a share's part of the pages: the form itself where there is one rank."""
     if share is None:
         return form
-    assert isinstance(form, RankedForm), "pages say how many ranks share them"
+    assert isinstance(form, JointForm), "pages say how many ranks share them"
     return form.inner
 
 
@@ -88,7 +88,7 @@ def pages_of_share(regions: Sequence[torch.Tensor], form: AnyForm, share: Share)
     """Returns the rank's part of the pages of each group and its form: uint8 [pages, bytes of its part], of [pages,
     page bytes].
     """
-    assert isinstance(form, RankedForm), "pages say how many ranks share them"
+    assert isinstance(form, JointForm), "pages say how many ranks share them"
     kv_heads = share.whole.kv_heads
     ranges = form.ranges(kv_heads)
     index = share.of(kv_heads).start * ranges // kv_heads

@@ -22,47 +22,46 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from twostroke.rpc.v1 import worker_pb2 as twostroke_dot_rpc_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftwostroke/rpc/v1/adapters.proto\x12\x0ctwostroke.v1\"\'\n\x07\x41\x64\x61pter\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0c\n\x04path\x18\x02 \x01(\t\"x\n\x0cNamedAdapter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x07\x61\x64\x61pter\x18\x02 \x01(\x0b\x32\x15.twostroke.v1.Adapter\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x12\n\nparameters\x18\x04 \x01(\x04\x12\x10\n\x08loaded_s\x18\x05 \x01(\x01\"`\n\x11PutAdapterRequest\x12+\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x1a.twostroke.v1.NamedAdapter\x12\x0f\n\x07replace\x18\x02 \x01(\x08\x12\r\n\x05\x66irst\x18\x03 \x01(\x08\"%\n\x12PutAdapterResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"$\n\x14RemoveAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"(\n\x15RemoveAdapterResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"&\n\x13KeepAdaptersRequest\x12\x0f\n\x07\x64igests\x18\x01 \x03(\x0c\"\x16\n\x14KeepAdaptersResponse\"A\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0f\n\x07replace\x18\x03 \x01(\x08\"B\n\x13LoadAdapterResponse\x12+\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x1a.twostroke.v1.NamedAdapter\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15UnloadAdapterResponse\"\x15\n\x13ListAdaptersRequest\"D\n\x14ListAdaptersResponse\x12,\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x1a.twostroke.v1.NamedAdapter2\xa7\x01\n\x08\x41\x64\x61pters\x12H\n\x03Put\x12\x1f.twostroke.v1.PutAdapterRequest\x1a .twostroke.v1.PutAdapterResponse\x12Q\n\x06Remove\x12\".twostroke.v1.RemoveAdapterRequest\x1a#.twostroke.v1.RemoveAdapterResponse2_\n\x0eWorkerAdapters\x12M\n\x04Keep\x12!.twostroke.v1.KeepAdaptersRequest\x1a\".twostroke.v1.KeepAdaptersResponse2\xfd\x01\n\x0c\x41\x64\x61pterAdmin\x12K\n\x04Load\x12 .twostroke.v1.LoadAdapterRequest\x1a!.twostroke.v1.LoadAdapterResponse\x12Q\n\x06Unload\x12\".twostroke.v1.UnloadAdapterRequest\x1a#.twostroke.v1.UnloadAdapterResponse\x12M\n\x04List\x12!.twostroke.v1.ListAdaptersRequest\x1a\".twostroke.v1.ListAdaptersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftwostroke/rpc/v1/adapters.proto\x12\x0ctwostroke.v1\x1a\x1dtwostroke/rpc/v1/worker.proto\"}\n\x0cNamedAdapter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x07\x61\x64\x61pter\x18\x02 \x01(\x0b\x32\x15.twostroke.v1.Weights\x12\x11\n\tlora_rank\x18\x03 \x01(\r\x12\x12\n\nparameters\x18\x04 \x01(\x04\x12\x10\n\x08loaded_s\x18\x05 \x01(\x01\"`\n\x11PutAdapterRequest\x12+\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x1a.twostroke.v1.NamedAdapter\x12\x0f\n\x07replace\x18\x02 \x01(\x08\x12\r\n\x05\x66irst\x18\x03 \x01(\x08\"%\n\x12PutAdapterResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"$\n\x14RemoveAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"(\n\x15RemoveAdapterResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"&\n\x13KeepAdaptersRequest\x12\x0f\n\x07\x64igests\x18\x01 \x03(\x0c\"\x16\n\x14KeepAdaptersResponse\"A\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0f\n\x07replace\x18\x03 \x01(\x08\"B\n\x13LoadAdapterResponse\x12+\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x1a.twostroke.v1.NamedAdapter\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15UnloadAdapterResponse\"\x15\n\x13ListAdaptersRequest\"D\n\x14ListAdaptersResponse\x12,\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x1a.twostroke.v1.NamedAdapter2\xa7\x01\n\x08\x41\x64\x61pters\x12H\n\x03Put\x12\x1f.twostroke.v1.PutAdapterRequest\x1a .twostroke.v1.PutAdapterResponse\x12Q\n\x06Remove\x12\".twostroke.v1.RemoveAdapterRequest\x1a#.twostroke.v1.RemoveAdapterResponse2_\n\x0eWorkerAdapters\x12M\n\x04Keep\x12!.twostroke.v1.KeepAdaptersRequest\x1a\".twostroke.v1.KeepAdaptersResponse2\xfd\x01\n\x0c\x41\x64\x61pterAdmin\x12K\n\x04Load\x12 .twostroke.v1.LoadAdapterRequest\x1a!.twostroke.v1.LoadAdapterResponse\x12Q\n\x06Unload\x12\".twostroke.v1.UnloadAdapterRequest\x1a#.twostroke.v1.UnloadAdapterResponse\x12M\n\x04List\x12!.twostroke.v1.ListAdaptersRequest\x1a\".twostroke.v1.ListAdaptersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'twostroke.rpc.v1.adapters_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ADAPTER']._serialized_start=49
-  _globals['_ADAPTER']._serialized_end=88
-  _globals['_NAMEDADAPTER']._serialized_start=90
-  _globals['_NAMEDADAPTER']._serialized_end=210
-  _globals['_PUTADAPTERREQUEST']._serialized_start=212
-  _globals['_PUTADAPTERREQUEST']._serialized_end=308
-  _globals['_PUTADAPTERRESPONSE']._serialized_start=310
-  _globals['_PUTADAPTERRESPONSE']._serialized_end=347
-  _globals['_REMOVEADAPTERREQUEST']._serialized_start=349
-  _globals['_REMOVEADAPTERREQUEST']._serialized_end=385
-  _globals['_REMOVEADAPTERRESPONSE']._serialized_start=387
-  _globals['_REMOVEADAPTERRESPONSE']._serialized_end=427
-  _globals['_KEEPADAPTERSREQUEST']._serialized_start=429
-  _globals['_KEEPADAPTERSREQUEST']._serialized_end=467
-  _globals['_KEEPADAPTERSRESPONSE']._serialized_start=469
-  _globals['_KEEPADAPTERSRESPONSE']._serialized_end=491
-  _globals['_LOADADAPTERREQUEST']._serialized_start=493
-  _globals['_LOADADAPTERREQUEST']._serialized_end=558
-  _globals['_LOADADAPTERRESPONSE']._serialized_start=560
-  _globals['_LOADADAPTERRESPONSE']._serialized_end=626
-  _globals['_UNLOADADAPTERREQUEST']._serialized_start=628
-  _globals['_UNLOADADAPTERREQUEST']._serialized_end=664
-  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=666
-  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=689
-  _globals['_LISTADAPTERSREQUEST']._serialized_start=691
-  _globals['_LISTADAPTERSREQUEST']._serialized_end=712
-  _globals['_LISTADAPTERSRESPONSE']._serialized_start=714
-  _globals['_LISTADAPTERSRESPONSE']._serialized_end=782
-  _globals['_ADAPTERS']._serialized_start=785
-  _globals['_ADAPTERS']._serialized_end=952
-  _globals['_WORKERADAPTERS']._serialized_start=954
-  _globals['_WORKERADAPTERS']._serialized_end=1049
-  _globals['_ADAPTERADMIN']._serialized_start=1052
-  _globals['_ADAPTERADMIN']._serialized_end=1305
+  _globals['_NAMEDADAPTER']._serialized_start=80
+  _globals['_NAMEDADAPTER']._serialized_end=205
+  _globals['_PUTADAPTERREQUEST']._serialized_start=207
+  _globals['_PUTADAPTERREQUEST']._serialized_end=303
+  _globals['_PUTADAPTERRESPONSE']._serialized_start=305
+  _globals['_PUTADAPTERRESPONSE']._serialized_end=342
+  _globals['_REMOVEADAPTERREQUEST']._serialized_start=344
+  _globals['_REMOVEADAPTERREQUEST']._serialized_end=380
+  _globals['_REMOVEADAPTERRESPONSE']._serialized_start=382
+  _globals['_REMOVEADAPTERRESPONSE']._serialized_end=422
+  _globals['_KEEPADAPTERSREQUEST']._serialized_start=424
+  _globals['_KEEPADAPTERSREQUEST']._serialized_end=462
+  _globals['_KEEPADAPTERSRESPONSE']._serialized_start=464
+  _globals['_KEEPADAPTERSRESPONSE']._serialized_end=486
+  _globals['_LOADADAPTERREQUEST']._serialized_start=488
+  _globals['_LOADADAPTERREQUEST']._serialized_end=553
+  _globals['_LOADADAPTERRESPONSE']._serialized_start=555
+  _globals['_LOADADAPTERRESPONSE']._serialized_end=621
+  _globals['_UNLOADADAPTERREQUEST']._serialized_start=623
+  _globals['_UNLOADADAPTERREQUEST']._serialized_end=659
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=661
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=684
+  _globals['_LISTADAPTERSREQUEST']._serialized_start=686
+  _globals['_LISTADAPTERSREQUEST']._serialized_end=707
+  _globals['_LISTADAPTERSRESPONSE']._serialized_start=709
+  _globals['_LISTADAPTERSRESPONSE']._serialized_end=777
+  _globals['_ADAPTERS']._serialized_start=780
+  _globals['_ADAPTERS']._serialized_end=947
+  _globals['_WORKERADAPTERS']._serialized_start=949
+  _globals['_WORKERADAPTERS']._serialized_end=1044
+  _globals['_ADAPTERADMIN']._serialized_start=1047
+  _globals['_ADAPTERADMIN']._serialized_end=1300
 # @@protoc_insertion_point(module_scope)

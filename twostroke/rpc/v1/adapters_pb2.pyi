@@ -1,3 +1,4 @@
+from twostroke.rpc.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -6,27 +7,19 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class Adapter(_message.Message):
-    __slots__ = ("digest", "path")
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    PATH_FIELD_NUMBER: _ClassVar[int]
-    digest: bytes
-    path: str
-    def __init__(self, digest: _Optional[bytes] = ..., path: _Optional[str] = ...) -> None: ...
-
 class NamedAdapter(_message.Message):
-    __slots__ = ("name", "adapter", "rank", "parameters", "loaded_s")
+    __slots__ = ("name", "adapter", "lora_rank", "parameters", "loaded_s")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
-    RANK_FIELD_NUMBER: _ClassVar[int]
+    LORA_RANK_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     LOADED_S_FIELD_NUMBER: _ClassVar[int]
     name: str
-    adapter: Adapter
-    rank: int
+    adapter: _worker_pb2.Weights
+    lora_rank: int
     parameters: int
     loaded_s: float
-    def __init__(self, name: _Optional[str] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ..., rank: _Optional[int] = ..., parameters: _Optional[int] = ..., loaded_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., adapter: _Optional[_Union[_worker_pb2.Weights, _Mapping]] = ..., lora_rank: _Optional[int] = ..., parameters: _Optional[int] = ..., loaded_s: _Optional[float] = ...) -> None: ...
 
 class PutAdapterRequest(_message.Message):
     __slots__ = ("adapter", "replace", "first")

@@ -142,7 +142,7 @@ class WorkerLoad(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., server: _Optional[_Union[ServerInfo, _Mapping]] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "queued_tokens", "pages_total", "pages_free", "pages_cached", "pages_arriving", "pages_active", "pages_quarantined", "seconds_per_token", "seconds_per_step", "state", "queued_s", "prefill_busy_s", "costs", "links", "tiers", "slots", "max_waiting", "pages_pinned", "queried_tokens", "hit_tokens", "conversion_page_s", "adapters", "adapter_load_s", "further", "stream_step")
+    __slots__ = ("running", "waiting", "queued_tokens", "pages_total", "pages_free", "pages_cached", "pages_arriving", "pages_active", "pages_quarantined", "seconds_per_token", "seconds_per_step", "state", "queued_s", "prefill_busy_s", "costs", "links", "tiers", "slots", "max_waiting", "pages_pinned", "queried_tokens", "hit_tokens", "conversion_page_s", "weights", "weights_load_s", "further", "stream_step")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -166,8 +166,8 @@ class Load(_message.Message):
     QUERIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CONVERSION_PAGE_S_FIELD_NUMBER: _ClassVar[int]
-    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_LOAD_S_FIELD_NUMBER: _ClassVar[int]
     FURTHER_FIELD_NUMBER: _ClassVar[int]
     STREAM_STEP_FIELD_NUMBER: _ClassVar[int]
     running: int
@@ -193,21 +193,21 @@ class Load(_message.Message):
     queried_tokens: int
     hit_tokens: int
     conversion_page_s: float
-    adapters: _containers.RepeatedScalarFieldContainer[bytes]
-    adapter_load_s: float
+    weights: _containers.RepeatedScalarFieldContainer[bytes]
+    weights_load_s: float
     further: PageCounts
     stream_step: StreamStep
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_free: _Optional[int] = ..., pages_cached: _Optional[int] = ..., pages_arriving: _Optional[int] = ..., pages_active: _Optional[int] = ..., pages_quarantined: _Optional[int] = ..., seconds_per_token: _Optional[float] = ..., seconds_per_step: _Optional[float] = ..., state: _Optional[_Union[WorkerState, str]] = ..., queued_s: _Optional[float] = ..., prefill_busy_s: _Optional[float] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkRate, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierRate, _Mapping]]] = ..., slots: _Optional[int] = ..., max_waiting: _Optional[int] = ..., pages_pinned: _Optional[int] = ..., queried_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., conversion_page_s: _Optional[float] = ..., adapters: _Optional[_Iterable[bytes]] = ..., adapter_load_s: _Optional[float] = ..., further: _Optional[_Union[PageCounts, _Mapping]] = ..., stream_step: _Optional[_Union[StreamStep, _Mapping]] = ...) -> None: ...
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_free: _Optional[int] = ..., pages_cached: _Optional[int] = ..., pages_arriving: _Optional[int] = ..., pages_active: _Optional[int] = ..., pages_quarantined: _Optional[int] = ..., seconds_per_token: _Optional[float] = ..., seconds_per_step: _Optional[float] = ..., state: _Optional[_Union[WorkerState, str]] = ..., queued_s: _Optional[float] = ..., prefill_busy_s: _Optional[float] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkRate, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierRate, _Mapping]]] = ..., slots: _Optional[int] = ..., max_waiting: _Optional[int] = ..., pages_pinned: _Optional[int] = ..., queried_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., conversion_page_s: _Optional[float] = ..., weights: _Optional[_Iterable[bytes]] = ..., weights_load_s: _Optional[float] = ..., further: _Optional[_Union[PageCounts, _Mapping]] = ..., stream_step: _Optional[_Union[StreamStep, _Mapping]] = ...) -> None: ...
 
 class StreamStep(_message.Message):
-    __slots__ = ("rows", "tokens", "draft_s")
+    __slots__ = ("rows", "tokens", "before_s")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_S_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_S_FIELD_NUMBER: _ClassVar[int]
     rows: float
     tokens: float
-    draft_s: float
-    def __init__(self, rows: _Optional[float] = ..., tokens: _Optional[float] = ..., draft_s: _Optional[float] = ...) -> None: ...
+    before_s: float
+    def __init__(self, rows: _Optional[float] = ..., tokens: _Optional[float] = ..., before_s: _Optional[float] = ...) -> None: ...
 
 class PageCounts(_message.Message):
     __slots__ = ("total", "free", "cached", "arriving", "active", "quarantined", "pinned")

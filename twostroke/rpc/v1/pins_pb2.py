@@ -22,44 +22,43 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from twostroke.rpc.v1 import adapters_pb2 as twostroke_dot_rpc_dot_v1_dot_adapters__pb2
 from twostroke.rpc.v1 import inference_pb2 as twostroke_dot_rpc_dot_v1_dot_inference__pb2
 from twostroke.rpc.v1 import worker_pb2 as twostroke_dot_rpc_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btwostroke/rpc/v1/pins.proto\x12\x0ctwostroke.v1\x1a\x1ftwostroke/rpc/v1/adapters.proto\x1a twostroke/rpc/v1/inference.proto\x1a\x1dtwostroke/rpc/v1/worker.proto\"\xef\x01\n\x03Pin\x12\x0e\n\x06pin_id\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12\x14\n\x0c\x62lock_hashes\x18\x05 \x01(\x0c\x12\x16\n\texpires_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07workers\x18\x07 \x03(\t\x12\x11\n\tmax_bytes\x18\x08 \x01(\x04\x12\x0c\n\x04text\x18\t \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\n \x01(\t\x12&\n\x07\x61\x64\x61pter\x18\x0b \x01(\x0b\x32\x15.twostroke.v1.AdapterB\x0c\n\n_expires_s\"k\n\rPutPinRequest\x12\x1e\n\x03pin\x18\x01 \x01(\x0b\x32\x11.twostroke.v1.Pin\x12(\n\x06source\x18\x02 \x01(\x0b\x32\x18.twostroke.v1.PageSource\x12\x10\n\x08per_role\x18\x03 \x01(\r\"5\n\x0ePutPinResponse\x12#\n\x04held\x18\x01 \x03(\x0b\x32\x15.twostroke.v1.HeldPin\"\x9c\x02\n\x07HeldPin\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06pin_id\x18\x02 \x01(\t\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\x12%\n\x05state\x18\x06 \x01(\x0e\x32\x16.twostroke.v1.PinState\x12\x0e\n\x06\x62locks\x18\x07 \x01(\r\x12\x14\n\x0cready_blocks\x18\x08 \x01(\r\x12\r\n\x05\x62ytes\x18\t \x01(\x04\x12\x0c\n\x04hits\x18\n \x01(\x04\x12\x0f\n\x07saved_s\x18\x0b \x01(\x01\x12\x16\n\texpires_s\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07problem\x18\r \x01(\t\x12\x0f\n\x07is_hint\x18\x0e \x01(\x08\x42\x0c\n\n_expires_s\"1\n\x10RemovePinRequest\x12\x0e\n\x06pin_id\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\"$\n\x11RemovePinResponse\x12\x0f\n\x07removed\x18\x01 \x01(\r\" \n\x0fListPinsRequest\x12\r\n\x05hints\x18\x01 \x01(\x08\"[\n\x10ListPinsResponse\x12#\n\x04held\x18\x01 \x03(\x0b\x32\x15.twostroke.v1.HeldPin\x12\"\n\x04uses\x18\x02 \x03(\x0b\x32\x14.twostroke.v1.PinUse\"}\n\x06PinUse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bpages_total\x18\x02 \x01(\r\x12\x14\n\x0cpages_pinned\x18\x03 \x01(\r\x12\x12\n\nmost_pages\x18\x04 \x01(\r\x12\x12\n\npage_bytes\x18\x05 \x01(\x04\x12\r\n\x05hints\x18\x06 \x01(\r\"\x90\x02\n\rAddPinRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\"\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x12.twostroke.v1.ChatH\x00\x12+\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x16.twostroke.v1.TokenIdsH\x00\x12\r\n\x05owner\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x12\n\x05ttl_s\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\tmax_bytes\x18\x08 \x01(\x04\x12\x0f\n\x07workers\x18\t \x03(\t\x12\x10\n\x08per_role\x18\n \x01(\r\x12\r\n\x05model\x18\x0b \x01(\tB\x08\n\x06prefixB\x08\n\x06_ttl_s\"\x83\x01\n\x0e\x41\x64\x64PinResponse\x12\x0e\n\x06pin_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x15\n\rpinned_tokens\x18\x03 \x01(\r\x12\x15\n\rpublic_tokens\x18\x04 \x01(\r\x12#\n\x04held\x18\x05 \x03(\x0b\x32\x15.twostroke.v1.HeldPin*}\n\x08PinState\x12\x19\n\x15PIN_STATE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPIN_STATE_READY\x10\x01\x12\x17\n\x13PIN_STATE_COMPUTING\x10\x02\x12\x14\n\x10PIN_STATE_FAILED\x10\x03\x12\x12\n\x0ePIN_STATE_AWAY\x10\x04\x32\xda\x01\n\x04Pins\x12@\n\x03Put\x12\x1b.twostroke.v1.PutPinRequest\x1a\x1c.twostroke.v1.PutPinResponse\x12I\n\x06Remove\x12\x1e.twostroke.v1.RemovePinRequest\x1a\x1f.twostroke.v1.RemovePinResponse\x12\x45\n\x04List\x12\x1d.twostroke.v1.ListPinsRequest\x1a\x1e.twostroke.v1.ListPinsResponse2\xde\x01\n\x08PinAdmin\x12@\n\x03\x41\x64\x64\x12\x1b.twostroke.v1.AddPinRequest\x1a\x1c.twostroke.v1.AddPinResponse\x12I\n\x06Remove\x12\x1e.twostroke.v1.RemovePinRequest\x1a\x1f.twostroke.v1.RemovePinResponse\x12\x45\n\x04List\x12\x1d.twostroke.v1.ListPinsRequest\x1a\x1e.twostroke.v1.ListPinsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btwostroke/rpc/v1/pins.proto\x12\x0ctwostroke.v1\x1a twostroke/rpc/v1/inference.proto\x1a\x1dtwostroke/rpc/v1/worker.proto\"\xef\x01\n\x03Pin\x12\x0e\n\x06pin_id\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12\x14\n\x0c\x62lock_hashes\x18\x05 \x01(\x0c\x12\x16\n\texpires_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07workers\x18\x07 \x03(\t\x12\x11\n\tmax_bytes\x18\x08 \x01(\x04\x12\x0c\n\x04text\x18\t \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\n \x01(\t\x12&\n\x07weights\x18\x0b \x01(\x0b\x32\x15.twostroke.v1.WeightsB\x0c\n\n_expires_s\"k\n\rPutPinRequest\x12\x1e\n\x03pin\x18\x01 \x01(\x0b\x32\x11.twostroke.v1.Pin\x12(\n\x06source\x18\x02 \x01(\x0b\x32\x18.twostroke.v1.PageSource\x12\x10\n\x08per_role\x18\x03 \x01(\r\"5\n\x0ePutPinResponse\x12#\n\x04held\x18\x01 \x03(\x0b\x32\x15.twostroke.v1.HeldPin\"\x9c\x02\n\x07HeldPin\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06pin_id\x18\x02 \x01(\t\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\x12%\n\x05state\x18\x06 \x01(\x0e\x32\x16.twostroke.v1.PinState\x12\x0e\n\x06\x62locks\x18\x07 \x01(\r\x12\x14\n\x0cready_blocks\x18\x08 \x01(\r\x12\r\n\x05\x62ytes\x18\t \x01(\x04\x12\x0c\n\x04hits\x18\n \x01(\x04\x12\x0f\n\x07saved_s\x18\x0b \x01(\x01\x12\x16\n\texpires_s\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07problem\x18\r \x01(\t\x12\x0f\n\x07is_hint\x18\x0e \x01(\x08\x42\x0c\n\n_expires_s\"1\n\x10RemovePinRequest\x12\x0e\n\x06pin_id\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\"$\n\x11RemovePinResponse\x12\x0f\n\x07removed\x18\x01 \x01(\r\" \n\x0fListPinsRequest\x12\r\n\x05hints\x18\x01 \x01(\x08\"[\n\x10ListPinsResponse\x12#\n\x04held\x18\x01 \x03(\x0b\x32\x15.twostroke.v1.HeldPin\x12\"\n\x04uses\x18\x02 \x03(\x0b\x32\x14.twostroke.v1.PinUse\"}\n\x06PinUse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bpages_total\x18\x02 \x01(\r\x12\x14\n\x0cpages_pinned\x18\x03 \x01(\r\x12\x12\n\nmost_pages\x18\x04 \x01(\r\x12\x12\n\npage_bytes\x18\x05 \x01(\x04\x12\r\n\x05hints\x18\x06 \x01(\r\"\x90\x02\n\rAddPinRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\"\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x12.twostroke.v1.ChatH\x00\x12+\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x16.twostroke.v1.TokenIdsH\x00\x12\r\n\x05owner\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x12\n\x05ttl_s\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\tmax_bytes\x18\x08 \x01(\x04\x12\x0f\n\x07workers\x18\t \x03(\t\x12\x10\n\x08per_role\x18\n \x01(\r\x12\r\n\x05model\x18\x0b \x01(\tB\x08\n\x06prefixB\x08\n\x06_ttl_s\"\x83\x01\n\x0e\x41\x64\x64PinResponse\x12\x0e\n\x06pin_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x15\n\rpinned_tokens\x18\x03 \x01(\r\x12\x15\n\rpublic_tokens\x18\x04 \x01(\r\x12#\n\x04held\x18\x05 \x03(\x0b\x32\x15.twostroke.v1.HeldPin*}\n\x08PinState\x12\x19\n\x15PIN_STATE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPIN_STATE_READY\x10\x01\x12\x17\n\x13PIN_STATE_COMPUTING\x10\x02\x12\x14\n\x10PIN_STATE_FAILED\x10\x03\x12\x12\n\x0ePIN_STATE_AWAY\x10\x04\x32\xda\x01\n\x04Pins\x12@\n\x03Put\x12\x1b.twostroke.v1.PutPinRequest\x1a\x1c.twostroke.v1.PutPinResponse\x12I\n\x06Remove\x12\x1e.twostroke.v1.RemovePinRequest\x1a\x1f.twostroke.v1.RemovePinResponse\x12\x45\n\x04List\x12\x1d.twostroke.v1.ListPinsRequest\x1a\x1e.twostroke.v1.ListPinsResponse2\xde\x01\n\x08PinAdmin\x12@\n\x03\x41\x64\x64\x12\x1b.twostroke.v1.AddPinRequest\x1a\x1c.twostroke.v1.AddPinResponse\x12I\n\x06Remove\x12\x1e.twostroke.v1.RemovePinRequest\x1a\x1f.twostroke.v1.RemovePinResponse\x12\x45\n\x04List\x12\x1d.twostroke.v1.ListPinsRequest\x1a\x1e.twostroke.v1.ListPinsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'twostroke.rpc.v1.pins_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PINSTATE']._serialized_start=1588
-  _globals['_PINSTATE']._serialized_end=1713
-  _globals['_PIN']._serialized_start=144
-  _globals['_PIN']._serialized_end=383
-  _globals['_PUTPINREQUEST']._serialized_start=385
-  _globals['_PUTPINREQUEST']._serialized_end=492
-  _globals['_PUTPINRESPONSE']._serialized_start=494
-  _globals['_PUTPINRESPONSE']._serialized_end=547
-  _globals['_HELDPIN']._serialized_start=550
-  _globals['_HELDPIN']._serialized_end=834
-  _globals['_REMOVEPINREQUEST']._serialized_start=836
-  _globals['_REMOVEPINREQUEST']._serialized_end=885
-  _globals['_REMOVEPINRESPONSE']._serialized_start=887
-  _globals['_REMOVEPINRESPONSE']._serialized_end=923
-  _globals['_LISTPINSREQUEST']._serialized_start=925
-  _globals['_LISTPINSREQUEST']._serialized_end=957
-  _globals['_LISTPINSRESPONSE']._serialized_start=959
-  _globals['_LISTPINSRESPONSE']._serialized_end=1050
-  _globals['_PINUSE']._serialized_start=1052
-  _globals['_PINUSE']._serialized_end=1177
-  _globals['_ADDPINREQUEST']._serialized_start=1180
-  _globals['_ADDPINREQUEST']._serialized_end=1452
-  _globals['_ADDPINRESPONSE']._serialized_start=1455
-  _globals['_ADDPINRESPONSE']._serialized_end=1586
-  _globals['_PINS']._serialized_start=1716
-  _globals['_PINS']._serialized_end=1934
-  _globals['_PINADMIN']._serialized_start=1937
-  _globals['_PINADMIN']._serialized_end=2159
+  _globals['_PINSTATE']._serialized_start=1555
+  _globals['_PINSTATE']._serialized_end=1680
+  _globals['_PIN']._serialized_start=111
+  _globals['_PIN']._serialized_end=350
+  _globals['_PUTPINREQUEST']._serialized_start=352
+  _globals['_PUTPINREQUEST']._serialized_end=459
+  _globals['_PUTPINRESPONSE']._serialized_start=461
+  _globals['_PUTPINRESPONSE']._serialized_end=514
+  _globals['_HELDPIN']._serialized_start=517
+  _globals['_HELDPIN']._serialized_end=801
+  _globals['_REMOVEPINREQUEST']._serialized_start=803
+  _globals['_REMOVEPINREQUEST']._serialized_end=852
+  _globals['_REMOVEPINRESPONSE']._serialized_start=854
+  _globals['_REMOVEPINRESPONSE']._serialized_end=890
+  _globals['_LISTPINSREQUEST']._serialized_start=892
+  _globals['_LISTPINSREQUEST']._serialized_end=924
+  _globals['_LISTPINSRESPONSE']._serialized_start=926
+  _globals['_LISTPINSRESPONSE']._serialized_end=1017
+  _globals['_PINUSE']._serialized_start=1019
+  _globals['_PINUSE']._serialized_end=1144
+  _globals['_ADDPINREQUEST']._serialized_start=1147
+  _globals['_ADDPINREQUEST']._serialized_end=1419
+  _globals['_ADDPINRESPONSE']._serialized_start=1422
+  _globals['_ADDPINRESPONSE']._serialized_end=1553
+  _globals['_PINS']._serialized_start=1683
+  _globals['_PINS']._serialized_end=1901
+  _globals['_PINADMIN']._serialized_start=1904
+  _globals['_PINADMIN']._serialized_end=2126
 # @@protoc_insertion_point(module_scope)

@@ -1,4 +1,3 @@
-from twostroke.rpc.v1 import adapters_pb2 as _adapters_pb2
 from twostroke.rpc.v1 import inference_pb2 as _inference_pb2
 from twostroke.rpc.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
@@ -24,7 +23,7 @@ PIN_STATE_FAILED: PinState
 PIN_STATE_AWAY: PinState
 
 class Pin(_message.Message):
-    __slots__ = ("pin_id", "owner", "tenant", "tokens", "block_hashes", "expires_s", "workers", "max_bytes", "text", "fingerprint", "adapter")
+    __slots__ = ("pin_id", "owner", "tenant", "tokens", "block_hashes", "expires_s", "workers", "max_bytes", "text", "fingerprint", "weights")
     PIN_ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -35,7 +34,7 @@ class Pin(_message.Message):
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     pin_id: str
     owner: str
     tenant: str
@@ -46,8 +45,8 @@ class Pin(_message.Message):
     max_bytes: int
     text: str
     fingerprint: str
-    adapter: _adapters_pb2.Adapter
-    def __init__(self, pin_id: _Optional[str] = ..., owner: _Optional[str] = ..., tenant: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., expires_s: _Optional[float] = ..., workers: _Optional[_Iterable[str]] = ..., max_bytes: _Optional[int] = ..., text: _Optional[str] = ..., fingerprint: _Optional[str] = ..., adapter: _Optional[_Union[_adapters_pb2.Adapter, _Mapping]] = ...) -> None: ...
+    weights: _worker_pb2.Weights
+    def __init__(self, pin_id: _Optional[str] = ..., owner: _Optional[str] = ..., tenant: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., expires_s: _Optional[float] = ..., workers: _Optional[_Iterable[str]] = ..., max_bytes: _Optional[int] = ..., text: _Optional[str] = ..., fingerprint: _Optional[str] = ..., weights: _Optional[_Union[_worker_pb2.Weights, _Mapping]] = ...) -> None: ...
 
 class PutPinRequest(_message.Message):
     __slots__ = ("pin", "source", "per_role")

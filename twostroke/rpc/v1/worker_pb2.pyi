@@ -1,4 +1,3 @@
-from twostroke.rpc.v1 import adapters_pb2 as _adapters_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -30,7 +29,7 @@ class FetchResponse(_message.Message):
     def __init__(self, blocks: _Optional[int] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("request_id", "requester", "fingerprint", "source_epoch", "tokens", "block_hashes", "wanted", "peer", "peer_blocks", "cached_only", "traceparent", "kv_form", "peer_load_s", "conversion", "adapter")
+    __slots__ = ("request_id", "requester", "fingerprint", "source_epoch", "tokens", "block_hashes", "wanted", "peer", "peer_blocks", "cached_only", "traceparent", "kv_form", "peer_load_s", "conversion", "weights")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     REQUESTER_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -45,7 +44,7 @@ class PullRequest(_message.Message):
     KV_FORM_FIELD_NUMBER: _ClassVar[int]
     PEER_LOAD_S_FIELD_NUMBER: _ClassVar[int]
     CONVERSION_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     requester: str
     fingerprint: str
@@ -60,8 +59,8 @@ class PullRequest(_message.Message):
     kv_form: str
     peer_load_s: float
     conversion: PullerConversion
-    adapter: _adapters_pb2.Adapter
-    def __init__(self, request_id: _Optional[str] = ..., requester: _Optional[str] = ..., fingerprint: _Optional[str] = ..., source_epoch: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., wanted: _Optional[_Iterable[_Union[WantedPages, _Mapping]]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., cached_only: _Optional[bool] = ..., traceparent: _Optional[str] = ..., kv_form: _Optional[str] = ..., peer_load_s: _Optional[float] = ..., conversion: _Optional[_Union[PullerConversion, _Mapping]] = ..., adapter: _Optional[_Union[_adapters_pb2.Adapter, _Mapping]] = ...) -> None: ...
+    weights: Weights
+    def __init__(self, request_id: _Optional[str] = ..., requester: _Optional[str] = ..., fingerprint: _Optional[str] = ..., source_epoch: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., wanted: _Optional[_Iterable[_Union[WantedPages, _Mapping]]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., cached_only: _Optional[bool] = ..., traceparent: _Optional[str] = ..., kv_form: _Optional[str] = ..., peer_load_s: _Optional[float] = ..., conversion: _Optional[_Union[PullerConversion, _Mapping]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ...) -> None: ...
 
 class WantedPages(_message.Message):
     __slots__ = ("group", "blocks")
@@ -183,13 +182,21 @@ class PageSource(_message.Message):
     epoch: str
     def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[str] = ...) -> None: ...
 
+class Weights(_message.Message):
+    __slots__ = ("digest", "path")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    path: str
+    def __init__(self, digest: _Optional[bytes] = ..., path: _Optional[str] = ...) -> None: ...
+
 class Request(_message.Message):
-    __slots__ = ("prompt", "sampling", "salt", "public_blocks", "adapter", "deadline_s", "speculation", "hints", "hint_tenant")
+    __slots__ = ("prompt", "sampling", "salt", "public_blocks", "weights", "deadline_s", "speculation", "hints", "hint_tenant")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SALT_FIELD_NUMBER: _ClassVar[int]
     PUBLIC_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     HINTS_FIELD_NUMBER: _ClassVar[int]
@@ -198,12 +205,12 @@ class Request(_message.Message):
     sampling: Sampling
     salt: bytes
     public_blocks: int
-    adapter: _adapters_pb2.Adapter
+    weights: Weights
     deadline_s: float
     speculation: str
     hints: _containers.RepeatedCompositeFieldContainer[CacheHint]
     hint_tenant: str
-    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., salt: _Optional[bytes] = ..., public_blocks: _Optional[int] = ..., adapter: _Optional[_Union[_adapters_pb2.Adapter, _Mapping]] = ..., deadline_s: _Optional[float] = ..., speculation: _Optional[str] = ..., hints: _Optional[_Iterable[_Union[CacheHint, _Mapping]]] = ..., hint_tenant: _Optional[str] = ...) -> None: ...
+    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., salt: _Optional[bytes] = ..., public_blocks: _Optional[int] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., deadline_s: _Optional[float] = ..., speculation: _Optional[str] = ..., hints: _Optional[_Iterable[_Union[CacheHint, _Mapping]]] = ..., hint_tenant: _Optional[str] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
     __slots__ = ("request", "request_id", "attempt", "router_id", "fingerprint", "worker_epoch", "emitted", "block_hashes", "traceparent", "source", "source_forecast", "peer", "peer_blocks", "peer_load_s")
@@ -342,16 +349,16 @@ class DraftCounts(_message.Message):
     def __init__(self, drafted: _Optional[int] = ..., kept: _Optional[int] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
-    __slots__ = ("logprobs", "ranks", "top_ids", "top_logprobs")
+    __slots__ = ("logprobs", "ordinals", "top_ids", "top_logprobs")
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    RANKS_FIELD_NUMBER: _ClassVar[int]
+    ORDINALS_FIELD_NUMBER: _ClassVar[int]
     TOP_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     logprobs: _containers.RepeatedScalarFieldContainer[float]
-    ranks: _containers.RepeatedScalarFieldContainer[int]
+    ordinals: _containers.RepeatedScalarFieldContainer[int]
     top_ids: _containers.RepeatedScalarFieldContainer[int]
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, logprobs: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+    def __init__(self, logprobs: _Optional[_Iterable[float]] = ..., ordinals: _Optional[_Iterable[int]] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Token(_message.Message):
     __slots__ = ("id", "logprob", "top")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from twostroke.request import AdapterRef
+from twostroke.request import WeightsRef
 from twostroke.scheduler.batch import FeatureRows
 from twostroke.scheduler.sequence import Constraint, Sequence
 
@@ -13,10 +13,10 @@ from twostroke.scheduler.sequence import Constraint, Sequence
 class AdapterGate(Protocol):
     """Decides when a sequence with an adapter may begin, and learns who uses which."""
 
-    def is_loaded(self, adapter: AdapterRef) -> bool:
+    def is_loaded(self, adapter: WeightsRef) -> bool:
         """Returns whether a step can use it; if not, it is being loaded, and this is asked again after that."""
 
-    def hold(self, sequence: Sequence, adapter: AdapterRef) -> None:
+    def hold(self, sequence: Sequence, adapter: WeightsRef) -> None:
         """Keeps the adapter of a sequence that begins, until `release`."""
 
     def release(self, sequence: Sequence) -> None:
@@ -24,7 +24,7 @@ class AdapterGate(Protocol):
 
 
 class Adapted(Constraint):
-    def __init__(self, adapter: AdapterRef, gate: AdapterGate) -> None:
+    def __init__(self, adapter: WeightsRef, gate: AdapterGate) -> None:
         self.adapter = adapter
         self._gate = gate
 
@@ -35,7 +35,7 @@ class Adapted(Constraint):
         self._gate.hold(sequence, self.adapter)
 
     def fill(self, rows: FeatureRows, row: int, sequence: Sequence, tokens: range, proposed: tuple[int, ...]) -> None:
-        rows.adapters[row] = self.adapter.digest
+        rows.weights[row] = self.adapter.digest
 
     def releases(self, sequence: Sequence) -> None:
         self._gate.release(sequence)

@@ -20,8 +20,7 @@ from twostroke.speculation.draft import NOTHING, Draft
 from twostroke.speculation.speculation import DraftPrice, Speculation
 
 MOST_HARM = 1.5
-"""A step may take at most this many times its length without drafts where some of its streams have none. The tokens of
-those streams come later."""
+"""A step may take so many times its length without drafts where other streams have none and wait."""
 
 
 class Drafting:
@@ -50,7 +49,7 @@ class Drafting:
             if length:
                 speculation.runs(price)
                 fitting = self._fitting(chunks[index].sequence, length, grow)
-                chunks[index] = chunks[index]._replace(drafts=draft.tokens[:fitting])
+                chunks[index] = chunks[index]._replace(proposed=draft.tokens[:fitting])
         return chunks
 
     def _draft(self, sequence: Sequence, speculation: Speculation) -> Draft:
@@ -90,9 +89,7 @@ def most_drafted(sequence: Sequence, limits: SchedulerLimits) -> int:
 
 
 def longest_step_s(proposed: int, cost: StepCost, step: StepTerms) -> float:
-    """Returns the longest step that drafts may cause where `proposed` of its streams have drafts. The other streams
-    gain nothing from them.
-    """
+    """Returns the longest step that drafts may cause where `proposed` of its streams gain from them."""
     return math.inf if proposed >= step.streams else MOST_HARM * cost.of(step)
 
 

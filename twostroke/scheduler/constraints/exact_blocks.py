@@ -13,8 +13,7 @@ from twostroke.base.ids import PageId
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.branches import SharedConstraint
-from twostroke.scheduler.demand import Demand
-from twostroke.scheduler.sequence import Sequence
+from twostroke.scheduler.sequence import Demand, Sequence
 
 
 class ExactBlocks(SharedConstraint):
@@ -26,9 +25,7 @@ class ExactBlocks(SharedConstraint):
         are all pages: calibration has run steps in them."""
 
     def demand(self, sequence: Sequence, demand: Demand) -> Demand:
-        """Returns the demand. A sequence that is computed as a whole runs its last block again, because no exact values
-        of it are left.
-        """
+        """Returns the demand. A computed sequence runs its last block again: no exact values of it are left."""
         if demand.start >= sequence.computed:
             return demand
         start = demand.start // self._block_size * self._block_size
@@ -36,9 +33,7 @@ class ExactBlocks(SharedConstraint):
         return demand._replace(start=start, most=tokens, least=tokens)
 
     def most_ahead(self, sequence: Sequence, most: int) -> int:
-        """Returns how many proposed tokens may run. A block is stored when its last token runs, so that token must be
-        known.
-        """
+        """Returns how many proposed tokens may run. The last token of a block stores it, so that must be known."""
         return min(most, self._block_size - len(sequence.known) % self._block_size - 1)
 
     def ran(self, sequence: Sequence, start: int, end: int) -> None:
@@ -64,9 +59,7 @@ class ExactBlocks(SharedConstraint):
             self.finished.pop(PageId(page), None)
 
     def _begun(self, sequence: Sequence) -> Iterator[PageId]:
-        """Yields the pages for which the sequence may have left exact values, without those that another sequence is
-        computing.
-        """
+        """Yields the pages with exact values that the sequence may have left and no other is computing."""
         nobody, hashes = {None, sequence.session}, sequence.block_hashes
         first = sequence.first_query // self._block_size
         for block, page in enumerate(sequence.pages[first:], first):

@@ -10,8 +10,7 @@ from twostroke.grammar.advance import Advance
 from twostroke.grammar.state import GrammarState
 from twostroke.request import SampledToken, SamplingParams
 from twostroke.scheduler.batch import FeatureRows
-from twostroke.scheduler.demand import Demand
-from twostroke.scheduler.sequence import Constraint, Sequence
+from twostroke.scheduler.sequence import Constraint, Demand, Sequence
 
 
 class GrammarRun(Constraint):
@@ -27,9 +26,7 @@ class GrammarRun(Constraint):
         self._block_size = block_size
 
     def demand(self, sequence: Sequence, demand: Demand) -> Demand:
-        """Returns the demand. Forced tokens run like a stream's next token, if there are at most as many as a block
-        has.
-        """
+        """Returns the demand. Forced tokens of at most a block run like a stream's next token."""
         if demand.start < sequence.prompt_tokens or len(sequence.known) - demand.start > self._block_size:
             return demand
         return demand._replace(is_stream=True)
@@ -41,7 +38,7 @@ class GrammarRun(Constraint):
 
     def most_ahead(self, sequence: Sequence, most: int) -> int:
         """Returns how many proposed tokens may run: each needs a mask."""
-        return min(most, self.state.most_drafts)
+        return min(most, self.state.most_proposed)
 
     def permitted(self, tokens: tuple[int, ...]) -> int:
         return self.state.permitted_prefix(tokens)

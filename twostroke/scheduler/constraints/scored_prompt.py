@@ -8,8 +8,7 @@ from __future__ import annotations
 from twostroke.request import PromptLogprobs
 from twostroke.scheduler.batch import FeatureRows, ScoreRow
 from twostroke.scheduler.cost import SCORED_WEIGHT
-from twostroke.scheduler.demand import Demand
-from twostroke.scheduler.sequence import Constraint, Sequence
+from twostroke.scheduler.sequence import Constraint, Demand, Sequence
 
 
 class ScoredPrompt(Constraint):

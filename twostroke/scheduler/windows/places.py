@@ -13,7 +13,7 @@ from twostroke.kv_cache.windows.shape import WindowShape
 from twostroke.kv_cache.windows.window_group import window_group_of
 from twostroke.scheduler.batch import Batch, GroupPlaces
 from twostroke.scheduler.batching import Chunk, FurtherPlaces, Ints
-from twostroke.scheduler.windows.held import held_of
+from twostroke.scheduler.windows.progress import held_of
 
 
 class WindowPlaces(FurtherPlaces):

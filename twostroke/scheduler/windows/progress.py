@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as ListOf
+from dataclasses import dataclass
 
 from twostroke.base.ids import BlockHash, PageId, SessionId
 from twostroke.kv_cache.parts import GroupKind, Part, parts_of
@@ -23,7 +24,43 @@ from twostroke.kv_cache.pool import BlockPool, Claim
 from twostroke.kv_cache.windows.window_group import WindowGroup, window_group_of
 from twostroke.scheduler.progress import BlockProgress, PageProgress
 from twostroke.scheduler.sequence import Sequence
-from twostroke.scheduler.windows.held import HeldWindows, held_by, held_of
+
+
+@dataclass(slots=True)
+class HeldWindows:
+    """The window parts of one sequence. Its progress alone changes them."""
+
+    slots: dict[int, PageId]
+    """Slot of each block with a window part that it holds."""
+    most: int | None
+    """Slots that were promised to it when it began. None: nothing was promised, and it takes slots one by one."""
+    promised: int
+    """Leading blocks to which the promise applies. Slots for later blocks are taken in addition."""
+    pulled_depth: int = 0
+    """Number of leading blocks that a pull or a load is to bring, 0 for none. Computing starts after them."""
+    full_blocks: int = 0
+    """Number of leading blocks with filled pages."""
+    filled_parts: int = 0
+    """End of the blocks with window parts that are filled already when the next chunk runs."""
+
+    @property
+    def committed(self) -> int:
+        """Slots that may not be promised to other sequences."""
+        return len(self.slots) if self.most is None else self.most
+
+
+def held_by(sequence: Sequence) -> HeldWindows | None:
+    """Returns the window parts that the sequence holds. None while it waits, and where there is one page group."""
+    held = sequence.further
+    assert held is None or isinstance(held, HeldWindows), "windows are the one kind of further group"
+    return held
+
+
+def held_of(sequence: Sequence) -> HeldWindows:
+    """Returns the window parts of a running sequence."""
+    held = held_by(sequence)
+    assert held is not None, "it holds its window parts while it runs"
+    return held
 
 
 class WindowProgress:
@@ -246,8 +283,7 @@ class WindowProgress:
         return True
 
     def _is_coming(self, sequence: Sequence) -> bool:
-        """Tells whether others write all that a pulled sequence lacks, as far as it is known without looking at
-        each."""
+        """Tells whether others write all that a pulled sequence lacks, as far as is known without a look at each."""
         held, depth = held_of(sequence), held_of(sequence).pulled_depth
         if sequence.computed >= depth * self._block_size:
             return False

@@ -13,14 +13,19 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import contextlib
 import functools
+import os
+import secrets
 import socket
+import struct
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TypeVar
 
-from twostroke.base.errors import InvalidRequest, PeerLost, ServeError, TransferFailed
+from twostroke.base.errors import InvalidRequest, PeerLost, ServeError, TransferFailed, Unauthenticated
 from twostroke.base.fault_points import Point, reach
 from twostroke.security.trusted_paths import private_folder
 from twostroke.transfer.base import SOCKETS, Identity, PageCopy, PageEndpoint, ReadOutcome, TransferResult, host_id
@@ -31,7 +36,7 @@ from twostroke.transfer.pulls import Pull, PullTally
 from twostroke.transfer.sockets.frames import Deadline
 from twostroke.transfer.sockets.handshake import ReaderValidator, Welcome, introduce
 from twostroke.transfer.sockets.listener import Listener
-from twostroke.transfer.sockets.same_user import SameUserWrapper, check_same_user, listen_in
+from twostroke.transfer.sockets.tls import PlainWrapper
 
 
 class SameHostPeer(CopyThreadPeer, abc.ABC):
@@ -44,7 +49,6 @@ class SameHostPeer(CopyThreadPeer, abc.ABC):
         super().__init__(endpoint)
         self._identity = identity
         self._sock: socket.socket | None = None
-        self._is_closed = False
         self._threads = CopyThreads(f"pages-{endpoint.transport}-pull", [self])
 
     @abc.abstractmethod
@@ -75,7 +79,6 @@ class SameHostPeer(CopyThreadPeer, abc.ABC):
         return pull
 
     def end(self) -> None:
-        self._is_closed = True
         if self._sock is not None:
             hang_up(self._sock)
         self._threads.close()
@@ -105,7 +108,8 @@ class SameHostPeer(CopyThreadPeer, abc.ABC):
     def _copy_all(self, pull: Pull) -> TransferResult:
         tally = PullTally()
         try:
-            self._refuse_if_gone()
+            if self.is_gone:
+                raise PeerLost(f"{self.endpoint.transport} {self.endpoint.address}: the peer has gone")
             for start in range(0, len(pull.copies), self.pages_per_copy):
                 if pull.unwanted or self._is_closed:
                     return tally.result(ReadOutcome.FAILED, "the transport was closed" if self._is_closed else "fenced")
@@ -118,10 +122,6 @@ class SameHostPeer(CopyThreadPeer, abc.ABC):
         except ServeError as error:
             return tally.result(ReadOutcome.FAILED, error.message)
         return tally.result(ReadOutcome.DONE)
-
-    def _refuse_if_gone(self) -> None:
-        if self.is_gone:
-            raise PeerLost(f"{self.endpoint.transport} {self.endpoint.address}: the peer has gone")
 
 
 AnySameHostPeer = TypeVar("AnySameHostPeer", bound=SameHostPeer)
@@ -188,3 +188,50 @@ def refuse_changed(copy: PageCopy, generation: int, *, after: bool = False) -> N
             f"page {copy.remote} was reused while it was copied: generation {generation}, not {copy.generation}"
         )
     raise TransferFailed(f"page {copy.remote} has generation {generation}, not {copy.generation}")
+
+
+SUFFIX = ".sock"
+_CREDENTIALS = struct.Struct("3i")
+"""Linux' `struct ucred`: process, user and group."""
+
+
+def check_same_user(sock: socket.socket) -> None:
+    """Raises Unauthenticated unless the process that made the other end is one of this user's, or of root's."""
+    _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    if user not in (os.geteuid(), 0):
+        raise Unauthenticated(f"the process at the other end belongs to user {user}, not to {os.geteuid()} or root")
+
+
+class SameUserWrapper(PlainWrapper):
+    """Leaves connections as they are, and refuses those of other users before anything is read."""
+
+    def shake_hands(self, sock: socket.socket, deadline: Deadline) -> None:
+        check_same_user(sock)
+
+
+def listen_in(folder: Path, backlog: int) -> tuple[Path, socket.socket]:
+    """Listens on a new Unix socket in `folder`. Those without a listener are removed.
+
+    A socket gets its name when it listens. So the process of a socket that refuses connections has ended.
+    """
+    for path in folder.glob(f"*{SUFFIX}"):
+        if _is_abandoned(path):
+            path.unlink(missing_ok=True)
+    name = secrets.token_hex(16)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    beginning = folder / f".{name}"
+    listening.bind(str(beginning))
+    listening.listen(backlog)
+    path = folder / f"{name}{SUFFIX}"
+    beginning.rename(path)
+    return path, listening
+
+
+def _is_abandoned(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+    return False

@@ -18,7 +18,7 @@ import socket
 import threading
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from twostroke.base.credentials import prove
 from twostroke.base.errors import FingerprintMismatch, InvalidRequest, PeerLost, ServeError, StaleEpoch, Unauthenticated
@@ -67,7 +67,9 @@ class ReaderValidator:
         fields = receive_frame(sock, HANDSHAKE_LIMIT_BYTES, deadline)
         check_fields(fields, (str, bytes, str, str, str, str, bytes))
         try:
-            self._check_proof(nonce, fields)
+            proof = _proof(self._identity.token, "reader", nonce, fields[1], [fields[0], *fields[2:6]])
+            if not hmac.compare_digest(fields[6], proof):
+                raise Unauthenticated("the reader does not have this cluster's token")
             self._check(fields[0], fields[2:6])
         except (Unauthenticated, StaleEpoch, FingerprintMismatch) as refusal:
             send_frame(sock, ["refused", type(refusal).__name__, refusal.message], deadline)
@@ -82,11 +84,6 @@ class ReaderValidator:
         """Counts a refused connection."""
         with self._lock:
             self.refused[reason] += 1
-
-    def _check_proof(self, nonce: bytes, fields: list[Any]) -> None:
-        proof = _proof(self._identity.token, "reader", nonce, fields[1], [fields[0], *fields[2:6]])
-        if not hmac.compare_digest(fields[6], proof):
-            raise Unauthenticated("the reader does not have this cluster's token")
 
     def _check(self, protocol: str, fields: list[str]) -> None:
         worker_id, epoch, fingerprint, meant = fields
@@ -120,7 +117,12 @@ def introduce(sock: socket.socket, identity: Identity, endpoint: PageEndpoint, d
         welcome = _read_answer(answer, identity.token, *nonces)
     except InvalidRequest as error:
         raise PeerLost(f"{endpoint.address} does not speak {PROTOCOL}: {error.message}") from error
-    _compare(welcome, endpoint, identity)
+    if welcome.epoch != endpoint.epoch:
+        raise StaleEpoch(f"epoch {endpoint.epoch} of {welcome.worker_id} was meant, epoch {welcome.epoch} answered")
+    theirs = (welcome.fingerprint, numbers_of(welcome.layout))
+    ours = (identity.fingerprint, numbers_of(endpoint.layout))
+    if theirs != ours:
+        raise FingerprintMismatch(mismatch(welcome.worker_id, theirs, identity.worker_id, ours))
     return welcome
 
 
@@ -145,7 +147,9 @@ def _proof(token: str, side: str, owners: bytes, readers: bytes, said: list[Any]
 def _read_answer(answer: list[Any], token: str, owners: bytes, readers: bytes) -> Welcome:
     if answer[:1] == ["refused"]:
         check_fields(answer, (str, str, str))
-        _raise(answer[1], answer[2])
+        if answer[1] not in _REFUSALS:
+            raise InvalidRequest(f"refused for an unknown reason {answer[1]!r}")
+        raise _REFUSALS[answer[1]](answer[2])
     check_fields(answer[:5], (str, bytes, str, str, str))
     if answer[0] != "welcome" or not hmac.compare_digest(
         answer[1], _proof(token, "owner", owners, readers, answer[2:])
@@ -156,21 +160,6 @@ def _read_answer(answer: list[Any], token: str, owners: bytes, readers: bytes) -
     except ValueError as error:
         raise InvalidRequest(f"welcomed with other numbers than those of a layout: {error}") from error
     return Welcome(answer[2], _epoch(answer[3]), answer[4], layout)
-
-
-def _raise(kind: str, message: str) -> NoReturn:
-    if kind not in _REFUSALS:
-        raise InvalidRequest(f"refused for an unknown reason {kind!r}")
-    raise _REFUSALS[kind](message)
-
-
-def _compare(welcome: Welcome, endpoint: PageEndpoint, identity: Identity) -> None:
-    if welcome.epoch != endpoint.epoch:
-        raise StaleEpoch(f"epoch {endpoint.epoch} of {welcome.worker_id} was meant, epoch {welcome.epoch} answered")
-    theirs = (welcome.fingerprint, numbers_of(welcome.layout))
-    ours = (identity.fingerprint, numbers_of(endpoint.layout))
-    if theirs != ours:
-        raise FingerprintMismatch(mismatch(welcome.worker_id, theirs, identity.worker_id, ours))
 
 
 def _epoch(text: str) -> Epoch:

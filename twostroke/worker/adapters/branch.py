@@ -12,7 +12,7 @@ from twostroke.base.errors import ServeError
 from twostroke.config import WorkerConfig
 from twostroke.engine.adapters.slots import AdapterSlots
 from twostroke.engine.backends.built import BuiltEngine
-from twostroke.request import BlockConditions
+from twostroke.request import WeightsRef
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import adapters_pb2, adapters_pb2_grpc, control_pb2
 from twostroke.scheduler.constraints.adapted import Adapted, with_adapter
@@ -64,8 +64,8 @@ class Adapters(Branch):
             wake=host.wake,
         )
 
-    def constraints_of(self, conditions: BlockConditions) -> tuple[Constraint, ...]:
-        return (Adapted(conditions.adapter, self.cache),)
+    def constraints_of(self, weights: WeightsRef) -> tuple[Constraint, ...]:
+        return (Adapted(weights, self.cache),)
 
     def serve(self, rpc: RpcServer, tasks: asyncio.TaskGroup) -> None:
         adapters_pb2_grpc.add_WorkerAdaptersServicer_to_server(WorkerAdaptersService(self.cache), rpc.server)
@@ -78,8 +78,8 @@ class Adapters(Branch):
         await self.cache.close()
 
     def add_to_load(self, load: control_pb2.Load) -> None:
-        load.adapters.extend(self.cache.loaded)
-        load.adapter_load_s = self.cache.load_s
+        load.weights.extend(self.cache.loaded)
+        load.weights_load_s = self.cache.load_s
 
     def _end(self, handlers: RoleHandlers, digest: bytes, error: ServeError) -> None:
         """Ends the sequences that wait for an adapter that cannot be loaded."""

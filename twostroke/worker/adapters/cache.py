@@ -19,7 +19,7 @@ from twostroke.config.adapters import AdapterConfig
 from twostroke.engine.adapters.slots import AdapterSlots
 from twostroke.engine.loop import EngineThread
 from twostroke.models.adapters.store import read_kept
-from twostroke.request import AdapterRef
+from twostroke.request import WeightsRef
 from twostroke.scheduler.sequence import Sequence
 from twostroke.worker.condition import Condition
 
@@ -79,7 +79,7 @@ class AdapterCache:
         self._is_awaited = is_awaited
         self._wake = wake
         self._loaded: dict[bytes, _Loaded] = {}
-        self._wanted: dict[bytes, AdapterRef] = {}
+        self._wanted: dict[bytes, WeightsRef] = {}
         self._held: dict[Sequence, bytes] = {}
         self._named: frozenset[bytes] | None = None
         """Digests to which names lead; None until the supervisor has said."""
@@ -93,7 +93,7 @@ class AdapterCache:
         """Digests of the adapters that are loaded."""
         return list(self._loaded)
 
-    def is_loaded(self, adapter: AdapterRef) -> bool:
+    def is_loaded(self, adapter: WeightsRef) -> bool:
         known = self._loaded.get(adapter.digest)
         if known is not None:
             known.used = next(self._uses)
@@ -103,7 +103,7 @@ class AdapterCache:
             self._changed.notify()
         return False
 
-    def hold(self, sequence: Sequence, adapter: AdapterRef) -> None:
+    def hold(self, sequence: Sequence, adapter: WeightsRef) -> None:
         if sequence not in self._held:
             known = self._loaded[adapter.digest]
             known.holders += 1
@@ -150,7 +150,7 @@ class AdapterCache:
         except TimeoutError:
             return
 
-    async def _load(self, adapter: AdapterRef, failed: Callable[[bytes, ServeError], None]) -> None:
+    async def _load(self, adapter: WeightsRef, failed: Callable[[bytes, ServeError], None]) -> None:
         started_s, digest = time.monotonic(), adapter.digest
         try:
             prepared = await asyncio.to_thread(self._prepared, adapter)
@@ -172,7 +172,7 @@ class AdapterCache:
         log.info("adapter loaded adapter=%s ms=%.1f", digest.hex(), 1e3 * seconds)
         self._wake()
 
-    def _prepared(self, adapter: AdapterRef) -> Any:
+    def _prepared(self, adapter: WeightsRef) -> Any:
         """Raises ServeError, and whatever files and memory that are not as they must be raise."""
         read = read_kept(adapter.digest, Path(adapter.path), most_lora_rank=self._config.max_lora_rank)
         return self._slots.prepare(read)

@@ -27,7 +27,7 @@ from twostroke.scheduler.cost import StepCost, StepTerms
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import SchedulerLimits
-from twostroke.speculation.draft_model import ModelDrafter
+from twostroke.speculation.drafters import ModelDrafter
 from twostroke.speculation.speculation import MOST_DRAFTED, Speculation
 from twostroke.worker.measured.rates import Rates
 

@@ -194,7 +194,7 @@ class PinKeeper:
         """Lets suppliers bring what is missing, the pin's source too; what does not come is computed here."""
         pin_id = self.building[admission.sequence]
         pin, source = self.table.get(pin_id), self._sources.pop(pin_id, None)
-        ordered = Ordered(source, conditions=None if pin is None else pin.conditions)
+        ordered = Ordered(source, weights=None if pin is None else pin.weights)
         self._supplies.of(admission.sequence, ordered, SupplyListener()).begin(admission.missing)
 
     def found(self, sequence: Sequence) -> None:
@@ -240,7 +240,7 @@ class PinKeeper:
             return
         reach(Point.PIN_BUILDING)
         name, session = RequestId(f"pin-{pin.pin_id}"), host.new_session()
-        sequence = building(name, session, pin.tokens, pin.block_hashes, host.branches.constraints_of(pin.conditions))
+        sequence = building(name, session, pin.tokens, pin.block_hashes, host.branches.constraints_of(pin.weights))
         if pin.pin_id in self._sources:
             sequence.pulled_blocks = len(pin.block_hashes)
         with contextlib.suppress(Overloaded):  # the next look tries again

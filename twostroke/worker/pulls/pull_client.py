@@ -29,7 +29,7 @@ from twostroke.kv_cache.parts import GroupKind, Part
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.observability.bug_log import log_bug
 from twostroke.rpc.channel import PeerChannel, call_timeout_s, error_of
-from twostroke.rpc.convert import hashes_to_bytes, put_conditions, wanted_pages
+from twostroke.rpc.convert import hashes_to_bytes, wanted_pages, weights_to_message
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.tracing.span import OpenSpan
@@ -232,10 +232,10 @@ class PullClient:
             wanted=wanted_pages(spec.parts),
             cached_only=spec.is_from_peer,
             kv_form=self._validator.kv_form,
+            weights=weights_to_message(spec.weights),
             conversion=None if converting is None else converting.offer(self.links.of(source).bytes_per_s),
             traceparent="" if session.span is None else session.span.context.header,
         )
-        put_conditions(request, spec.conditions)
         if spec.peer is not None:
             spec.peer.put(request)
         reach(Point.PULL_ASKING)

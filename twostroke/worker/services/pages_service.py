@@ -19,8 +19,8 @@ from twostroke.base.fault_points import Point, reach
 from twostroke.base.ids import BlockHash, PageId, RequestId
 from twostroke.kv_cache.parts import GroupKind, Part, blocks_of
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.request import BlockConditions
-from twostroke.rpc.convert import conditions_of, hashes_from_bytes
+from twostroke.request import WeightsRef
+from twostroke.rpc.convert import hashes_from_bytes, weights_from_message
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.tracing.context import TraceContext
@@ -49,8 +49,8 @@ class RequestedBlocks:
     """A worker that holds a prefix: missing blocks are fetched there before any is computed."""
     trace: TraceContext | None = None
     """The span of the pull."""
-    conditions: BlockConditions | None = None
-    """Missing blocks are computed under these."""
+    weights: WeightsRef | None = None
+    """Missing blocks are computed with them."""
 
 
 class PageJob(Protocol):
@@ -159,8 +159,9 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         if len(tokens) < blocks * self._block_size and not request.cached_only:
             raise InvalidRequest(f"{len(tokens)} tokens do not fill {blocks} blocks", field="tokens")
         trace = TraceContext.parse(request.traceparent)
+        weights = weights_from_message(request.weights) if request.HasField("weights") else None
         peer, request_id = PeerPrefix.of(request), RequestId(request.request_id)
-        return RequestedBlocks(request_id, tokens, hashes[:blocks], parts, peer, trace, conditions_of(request))
+        return RequestedBlocks(request_id, tokens, hashes[:blocks], parts, peer, trace, weights)
 
     def _wanted_parts(self, request: worker_pb2.PullRequest) -> list[Part]:
         """Returns what is wanted, in order. Raises InvalidRequest."""

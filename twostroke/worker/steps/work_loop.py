@@ -78,7 +78,7 @@ class StreamSteps:
         kept = (1.0 - 1.0 / MEMORY) ** len(chunks)
         self._steps = kept * self._steps + 1.0
         self._streams = kept * self._streams + len(chunks)
-        self._rows = kept * self._rows + sum([chunk.rows for chunk in chunks])
+        self._rows = kept * self._rows + sum([1 + len(chunk.proposed) for chunk in chunks])
         self._tokens *= kept
         self._between_s = kept * self._between_s + self._since_s
         self._since_s = 0.0
@@ -271,7 +271,7 @@ class WorkLoop:
         left = deque(_halves(step.chunks))
         failed_parts = succeeded_parts = 0
         while left:
-            part = self._scheduler.slice_of(left.popleft())
+            part = self._scheduler.step_of(left.popleft())
             try:
                 result = await self._engine.start(part.batch)
             except EngineLost:

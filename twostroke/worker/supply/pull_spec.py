@@ -10,7 +10,7 @@ from twostroke.base.errors import ServeError
 from twostroke.base.ids import BlockHash, PageId, RequestId, SessionId
 from twostroke.kv_cache.parts import GroupKind, Part
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.request import BlockConditions
+from twostroke.request import WeightsRef
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.tracing.span import OpenSpan
@@ -37,8 +37,8 @@ class PullSpec:
     """Called with each block as it becomes readable."""
     trace: OpenSpan | None = None
     """The parent span."""
-    conditions: BlockConditions | None = None
-    """The source computes the blocks under these."""
+    weights: WeightsRef | None = None
+    """The source computes the blocks with them."""
 
     @property
     def blocks(self) -> int:

@@ -15,7 +15,7 @@ from twostroke.base.ids import SessionId, WorkerId
 from twostroke.config import WorkerConfig
 from twostroke.kv_cache.parts import Part
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.request import BlockConditions
+from twostroke.request import WeightsRef
 from twostroke.rpc.peer import ANSWER_S, PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.scheduler import Scheduler
@@ -54,8 +54,8 @@ class SequenceBranches(Protocol):
     def suppliers_of(self, sequence: KnownSequence) -> Sequence[Supplier]:
         """Returns the suppliers of this worker itself, which are asked before other workers."""
 
-    def constraints_of(self, conditions: BlockConditions | None) -> tuple[Constraint, ...]:
-        """Returns the constraints of a sequence under these conditions, if any. Raises UnsupportedFeature."""
+    def constraints_of(self, weights: WeightsRef | None) -> tuple[Constraint, ...]:
+        """Returns the constraints of a sequence with these weights, if any. Raises UnsupportedFeature."""
 
 
 class SupplyHost(Protocol):
@@ -90,8 +90,8 @@ class Ordered:
     """When the page source will have the blocks, as the router foresaw, at the first admission."""
     deadline_s: float | None = None
     """Deadline of the request in Unix seconds."""
-    conditions: BlockConditions | None = None
-    """The source computes the blocks under these."""
+    weights: WeightsRef | None = None
+    """The source computes the blocks with them."""
     trace: OpenSpan | None = None
     """The parent span of pulls."""
     arrived: Callable[[int], None] | None = None
@@ -150,7 +150,7 @@ class _PageSource:
                 _spec(self.host, self.sequence, self.source, parts, ordered),
                 peer=ordered.peer,
                 deadline_s=ordered.deadline_s,
-                conditions=ordered.conditions,
+                weights=ordered.weights,
             )
             behind.pulling(self.host.pulls.start(spec, self.tasks))
         return []

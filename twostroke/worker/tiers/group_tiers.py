@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from twostroke.base.ids import BlockHash, PageId
 from twostroke.engine.loop import EngineThread
 from twostroke.kv_cache.events import EventLog
-from twostroke.kv_cache.groups.pool_listener import PoolListener
+from twostroke.kv_cache.groups.group_pool import PoolListener
 from twostroke.kv_cache.parts import GroupKind
 from twostroke.kv_cache.tier import Tier
 from twostroke.worker.engine_state import LoadedBranch

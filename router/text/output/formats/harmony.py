@@ -6,18 +6,17 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from router.text.output.framing import MAX_HELD, Framing, State, Tools
-from router.text.output.marks import Marks, quoted
-from router.text.output.prose import MarkMatcher
-from router.text.output.tools.tool_grammar import (
+from router.text.output.framing import MAX_HELD, Framing, State, Tools, ToolUse
+from router.text.output.grammars.calls import (
     CallGrammar,
+    Marks,
     ToolSchema,
     alternatives,
     arguments_rules,
 )
-from router.text.output.tools.tool_use import ToolUse
+from router.text.output.prose import MarkMatcher
 from router.text.output.values.arguments_text import ArgumentsText
-from router.text.output.values.json_scanner import Progress
+from router.text.output.values.json_scanner import Progress, quoted
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 CONSTRAIN, END, RETURN, CALL = "<|constrain|>", "<|end|>", "<|return|>", "<|call|>"

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from router.text.output.framing import Framing, State, Tools, Unmarked
-from router.text.output.marks import Marks
-from router.text.output.tools.tool_grammar import MAX_UNMARKED_TOOLS, CallGrammar, ToolSchema, object_rules
-from router.text.output.tools.tool_use import ToolUse
+from router.text.output.framing import Framing, State, Tools, ToolUse, Unmarked
+from router.text.output.grammars.calls import MAX_UNMARKED_TOOLS, CallGrammar, Marks, ToolSchema, object_rules
 from router.text.output.values.call_object import CallObject
 from router.text.output.values.json_scanner import Progress
 
@@ -85,8 +83,7 @@ class HermesSyntax:
         prose = self._framing.prose
         is_bare = char in "{[`" and self._framing.unmarked is not Unmarked.NONE
         if is_bare and self._text.may_begin_call(is_blank=prose.is_blank):
-            self._is_marked = self._is_in_list = self._is_in_block = False
-            self.state = self._opening
+            self._open(is_marked=False)
             return False
         if (
             char in ",;"
@@ -95,15 +92,13 @@ class HermesSyntax:
             and self._framing.unmarked is not Unmarked.NONE
         ):
             self._framing.hold(char)  # another object may follow in the same line
-            self._is_marked = self._is_in_list = self._is_in_block = False
-            self.state = self._opening
+            self._open(is_marked=False)
             return True
         self._text.take(char, is_blank=prose.is_blank)
         mark = prose.take(char)
         if mark == OPEN or (mark in _OPENINGS and self._framing.unmarked is not Unmarked.NONE):
             self._framing.hold(mark)
-            self._is_marked, self._is_in_list, self._is_in_block = mark == OPEN, False, False
-            self.state = self._opening
+            self._open(is_marked=mark == OPEN)
         elif mark in _CLOSINGS and self._is_unclosed:
             prose.end_call()
             self._text.begin_line()
@@ -112,6 +107,10 @@ class HermesSyntax:
         if mark:
             self._is_unclosed = False
         return True
+
+    def _open(self, *, is_marked: bool) -> None:
+        self._is_marked, self._is_in_list, self._is_in_block = is_marked, False, False
+        self.state = self._opening
 
     def _opening(self, char: str) -> bool:
         """Takes what stands before an object."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from router.text.output.framing import Framing, State, Tools
-from router.text.output.marks import Marks
-from router.text.output.tools.tool_grammar import CallGrammar, ToolSchema, object_rules
-from router.text.output.tools.tool_use import ToolUse
+from router.text.output.framing import Framing, State, Tools, ToolUse
+from router.text.output.grammars.calls import CallGrammar, Marks, ToolSchema, object_rules
 from router.text.output.values.call_object import CallObject
 from router.text.output.values.json_scanner import Progress
 
@@ -48,8 +46,7 @@ class Llama3JsonSyntax:
     def _opening(self, char: str) -> bool:
         if char == "{":
             return self._begin_object()
-        if char.isspace() and not self._framing.is_full:
-            self._framing.hold(char)
+        if self._framing.hold_space(char):
             return True
         self._framing.give_up()
         self.state = self._prose

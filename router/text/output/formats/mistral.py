@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from router.text.output.framing import Framing, State, Tools
-from router.text.output.marks import Marks, quoted
-from router.text.output.tools.tool_grammar import (
+from router.text.output.framing import Framing, State, Tools, ToolUse
+from router.text.output.grammars.calls import (
     CallGrammar,
+    Marks,
     ToolSchema,
     alternatives,
     arguments_rules,
     object_rules,
 )
-from router.text.output.tools.tool_use import ToolUse
 from router.text.output.values.arguments_text import ArgumentsText
 from router.text.output.values.call_object import CallObject
-from router.text.output.values.json_scanner import Progress
+from router.text.output.values.json_scanner import Progress, quoted
 
 CALLS, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
@@ -52,24 +51,23 @@ class MistralSyntax:
         return True
 
     def _opening(self, char: str) -> bool:
-        if char.isspace() and not self._framing.is_full:
-            self._framing.hold(char)
-        elif char == "[":
+        if self._framing.hold_space(char):
+            return True
+        if char == "[":
             self._framing.hold(char)
             self.state = self._before_object
-        elif char == "{":
+            return True
+        if char == "{":
             return self._before_object(char)
-        else:
-            self.state = self._in_head
-            return False
-        return True
+        self.state = self._in_head
+        return False
 
     def _before_object(self, char: str) -> bool:
         if char == "{":
             self._object = CallObject(self._tools, self._framing)
             self.state = self._in_object
             return False
-        return self._hold_space(char)
+        return self._framing.hold_space(char) or self._to_prose()
 
     def _in_object(self, char: str) -> bool:
         progress = self._object.take(char)
@@ -89,7 +87,7 @@ class MistralSyntax:
             self._framing.accept()
             self.state = self._prose
             return True
-        return self._hold_space(char)
+        return self._framing.hold_space(char) or self._to_prose()
 
     def _in_head(self, char: str) -> bool:
         """Takes a name, marks, and the arguments' first character: a string or null only follows the mark of both."""
@@ -119,12 +117,6 @@ class MistralSyntax:
             self._framing.hold(char)
         if progress is Progress.DONE:
             self.state = self._prose
-        return True
-
-    def _hold_space(self, char: str) -> bool:
-        if not char.isspace() or self._framing.is_full:
-            return self._to_prose()
-        self._framing.hold(char)
         return True
 
     def _to_prose(self) -> bool:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from router.text.output.framing import Framing, State, Tools
-from router.text.output.marks import Marks, quoted
-from router.text.output.tools.tool_grammar import CallGrammar, ToolSchema, alternatives, refuse_strict
-from router.text.output.tools.tool_use import ToolUse
+from router.text.output.framing import Framing, State, Tools, ToolUse
+from router.text.output.grammars.calls import CallGrammar, Marks, ToolSchema, alternatives, refuse_strict
 from router.text.output.values.arguments_text import ArgumentsText
-from router.text.output.values.json_scanner import Progress
-from router.text.output.values.python_value import PythonValue, json_string
+from router.text.output.values.json_scanner import Progress, quoted
+from router.text.output.values.python_value import PythonValue
 
 START, END = "<|python_start|>", "<|python_end|>"
 
@@ -101,7 +99,7 @@ class PythonicSyntax:
             self._framing.hold(char)
             self._begin_name()
             return True
-        return self._hold_space(char)
+        return self._framing.hold_space(char) or self._to_prose()
 
     def _begin_name(self) -> None:
         self._name = ""
@@ -114,7 +112,7 @@ class PythonicSyntax:
             self.state = self._before_parameter
             return True
         if not self._name and char.isspace():
-            return self._hold_space(char)
+            return self._framing.hold_space(char) or self._to_prose()
         if not (char.isalnum() or char in "_.-") or len(self._name) >= MAX_NAME:
             return self._to_prose()
         self._name += char
@@ -123,7 +121,7 @@ class PythonicSyntax:
 
     def _before_parameter(self, char: str) -> bool:
         if char.isspace():
-            return self._has_begun or self._hold_space(char)
+            return self._has_begun or self._framing.hold_space(char) or self._to_prose()
         if char == ")":
             self._begin_call()
             return self._end_call()
@@ -136,7 +134,7 @@ class PythonicSyntax:
             self._begin_call()
             separator = ", " if self._parameters else ""
             self._parameters += 1
-            self._arguments.write(f"{separator}{json_string(self._name.rstrip())}: ")
+            self._arguments.write(f"{separator}{quoted(self._name.rstrip())}: ")
             self._value = PythonValue(self._arguments.write)
             self.state = self._in_value
             return True
@@ -187,13 +185,7 @@ class PythonicSyntax:
             self._framing.accept()
             self.state = self._prose
             return True
-        return self._hold_space(char)
-
-    def _hold_space(self, char: str) -> bool:
-        if not char.isspace() or self._framing.is_full:
-            return self._to_prose()
-        self._framing.hold(char)
-        return True
+        return self._framing.hold_space(char) or self._to_prose()
 
     def _to_prose(self) -> bool:
         self._framing.give_up()

@@ -6,13 +6,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from router.text.output.framing import Framing, State, Tools
-from router.text.output.marks import Marks, quoted
+from router.text.output.framing import Framing, State, Tools, ToolUse
+from router.text.output.grammars.calls import CallGrammar, Marks, ToolSchema, alternatives, json_rule
 from router.text.output.prose import MarkMatcher
-from router.text.output.tools.tool_grammar import CallGrammar, ToolSchema, alternatives, json_rule
-from router.text.output.tools.tool_use import ToolUse
 from router.text.output.values.admitted_values import Admitted, admitted_by, branches_of, may_be_text
 from router.text.output.values.arguments_text import ArgumentsText
+from router.text.output.values.json_scanner import quoted
 from router.text.output.values.plain_value import PlainValue
 from router.text.structured.json_schema import UnsupportedSchema
 from twostroke.base.client_text import shown
@@ -249,7 +248,7 @@ class Qwen3CoderSyntax:
 
     def _begin_value(self) -> None:
         name = _name_in(self._name)
-        self._arguments.write(f"{', ' if self._given else ''}{_quoted(name)}: ")
+        self._arguments.write(f"{', ' if self._given else ''}{quoted(name)}: ")
         self._given.add(name)
         self._value = PlainValue(admitted_by(self._tool, name), self._arguments.write)
         self._ending = ""
@@ -315,7 +314,3 @@ def _name_in(written: str) -> str:
     """Returns a name without the whitespace and the quotes that some models write around it."""
     name = written.strip()
     return name[1:-1] if len(name) > 1 and name[0] == name[-1] and name[0] in "\"'" else name
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

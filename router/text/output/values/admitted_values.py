@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from router.text.structured.references import schema_at
+from router.text.structured.references import canonical, listed, schema_at, type_of
 
 TYPES = frozenset({"string", "null", "boolean", "integer", "number", "object", "array"})
 
@@ -34,7 +34,7 @@ class Admitted:
         return self.types <= {"string"} and all(each.startswith('"') for each in self.literals)
 
     def admits(self, value: Any) -> bool:
-        return bool(_types_of(value) & self.types) or as_literal(value) in self.literals
+        return bool(_types_of(value) & self.types) or canonical(value) in self.literals
 
     def __or__(self, other: Admitted) -> Admitted:
         return Admitted(self.types | other.types, self.literals | other.literals)
@@ -51,13 +51,6 @@ ANYTHING = Admitted(TYPES)
 def _numbers(types: frozenset[str]) -> frozenset[str]:
     """Returns the types with integers, which are numbers, by their own name."""
     return types | {"integer"} if "number" in types else types
-
-
-def as_literal(value: Any) -> str:
-    """Returns one text for all numbers that are equal, as JSON schema compares them."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
 def admitted_by(parameters: Mapping[str, Any], name: str) -> Admitted:
@@ -91,9 +84,9 @@ class _Reader:
             yield schema["additionalProperties"]
         if isinstance(reference := schema.get("$ref"), str):
             yield from self._declared(self.at(reference), name, seen)
-        for each in _list(schema, "allOf"):
+        for each in listed(schema, "allOf"):
             yield from self._declared(each, name, seen)
-        branches = [*_list(schema, "anyOf"), *_list(schema, "oneOf")]
+        branches = [*listed(schema, "anyOf"), *listed(schema, "oneOf")]
         found = [list(self._declared(each, name, seen)) for each in branches]
         if any(found):
             yield {"anyOf": [{"allOf": each} for each in found if each]}
@@ -119,13 +112,13 @@ class _Reader:
         if isinstance(reference := schema.get("$ref"), str):
             yield self._of(self.at(reference), depth)
         if isinstance(values := schema.get("enum"), list):
-            yield Admitted(literals=frozenset(map(as_literal, values)))
+            yield Admitted(literals=frozenset(map(canonical, values)))
         if "const" in schema:
-            yield Admitted(literals=frozenset({as_literal(schema["const"])}))
+            yield Admitted(literals=frozenset({canonical(schema["const"])}))
         for keyword in ("anyOf", "oneOf"):
-            if branches := _list(schema, keyword):
+            if branches := listed(schema, keyword):
                 yield _any(self._of(each, depth) for each in branches)
-        for each in _list(schema, "allOf"):
+        for each in listed(schema, "allOf"):
             yield self._of(each, depth)
 
 
@@ -135,11 +128,6 @@ def _typed(schema: Mapping[str, Any]) -> Admitted:
     if not types:
         return ANYTHING
     return Admitted(types | {"null"} if schema.get("nullable") is True else types)
-
-
-def _list(schema: Mapping[str, Any], keyword: str) -> list[Any]:
-    said = schema.get(keyword)
-    return said if isinstance(said, list) else []
 
 
 def _all(claims: Iterable[Admitted]) -> Admitted:
@@ -156,20 +144,9 @@ def _joined(claims: Iterable[Admitted], start: Admitted, join: Callable[[Admitte
     return start
 
 
-_TYPE_NAMES: Mapping[type, frozenset[str]] = {
-    str: frozenset({"string"}),
-    bool: frozenset({"boolean"}),
-    int: frozenset({"integer", "number"}),
-    dict: frozenset({"object"}),
-    list: frozenset({"array"}),
-    type(None): frozenset({"null"}),
-}
-
-
 def _types_of(value: Any) -> frozenset[str]:
-    if isinstance(value, float):
-        return frozenset({"integer", "number"} if value.is_integer() else {"number"})
-    return _TYPE_NAMES[type(value)]
+    kind = type_of(value)
+    return frozenset({"integer", "number"} if kind == "integer" else {kind})
 
 
 def may_be_text(admitted: Admitted) -> bool:
@@ -188,7 +165,7 @@ def branches_of(parameters: Mapping[str, Any], schema: Any, types: frozenset[str
         if not (admitted.types & types or ("string" in types and may_be_text(admitted))):
             continue
         found.append(each)
-        waiting += [branch for keyword in ("allOf", "anyOf", "oneOf") for branch in _list(each, keyword)]
+        waiting += [branch for keyword in ("allOf", "anyOf", "oneOf") for branch in listed(each, keyword)]
         if isinstance(reference := each.get("$ref"), str):
             waiting.append(reader.at(reference))
     return found

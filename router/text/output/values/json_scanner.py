@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 
 MAX_DEPTH = 512
 """Objects and lists inside one another; a deeper value breaks, as Python's own parser would at some depth."""
@@ -156,6 +157,11 @@ class JsonScanner:
 
 
 _CONTROL = {code: f"\\u{code:04x}" for code in range(0x20)} | {9: "\\t", 10: "\\n", 13: "\\r"}
+
+
+def quoted(text: str) -> str:
+    """Returns a text as a string of JSON."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def fixed(char: str, expects: Expects) -> str:

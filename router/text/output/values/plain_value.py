@@ -12,9 +12,10 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from router.text.output.values.admitted_values import Admitted, as_literal
-from router.text.output.values.json_scanner import MAX_DEPTH, JsonScanner, Progress, fixed
+from router.text.output.values.admitted_values import Admitted
+from router.text.output.values.json_scanner import MAX_DEPTH, JsonScanner, Progress, fixed, quoted
 from router.text.output.values.python_value import PythonValue
+from router.text.structured.references import canonical
 
 MAX_WORD = 64
 """Characters of a constant that is compared while the value comes; a value that may be a longer one is waited for."""
@@ -62,7 +63,7 @@ class PlainValue:
 
     def _add(self, text: str) -> None:
         if self._is_string:
-            self._write(_quoted(text)[1:-1])
+            self._write(quoted(text)[1:-1])
             return
         self._held.append(text)
         self._held_chars += len(text)
@@ -70,7 +71,7 @@ class PlainValue:
             return  # it was not certain before
         if is_certain_text(begun := "".join(self._held), self._admitted):
             self._begin_string()
-            self._write(_quoted(begun)[1:-1])
+            self._write(quoted(begun)[1:-1])
 
     def _begin_string(self) -> None:
         self._is_string = True
@@ -97,18 +98,18 @@ def is_certain_text(begun: str, admitted: Admitted) -> bool:
 def as_json(text: str, admitted: Admitted) -> str:
     """Returns a value as JSON text. What the schema does not admit is JSON where it can be read so, else a string."""
     said = text.strip()
-    if admitted.is_text or _quoted(text) in admitted.literals:
-        return _quoted(text)
-    if as_literal(said) in admitted.literals:
-        return _quoted(said)
+    if admitted.is_text or quoted(text) in admitted.literals:
+        return quoted(text)
+    if canonical(said) in admitted.literals:
+        return quoted(said)
     if admitted.takes_text:
-        return _beside_text(said, admitted) or _quoted(text)
+        return _beside_text(said, admitted) or quoted(text)
     readings = list(_readings(said))
     for value, written in readings:
         if admitted.admits(value):
             return written
     has_texts = any(each.startswith('"') for each in admitted.literals)
-    return _quoted(text) if has_texts or not readings else readings[0][1]
+    return quoted(text) if has_texts or not readings else readings[0][1]
 
 
 def _beside_text(said: str, admitted: Admitted) -> str | None:
@@ -117,7 +118,7 @@ def _beside_text(said: str, admitted: Admitted) -> str | None:
     if read is None or isinstance(read[0], str):
         return None
     value, written = read
-    is_admitted = as_literal(value) in admitted.literals or (value is None and "null" in admitted.types)
+    is_admitted = canonical(value) in admitted.literals or (value is None and "null" in admitted.types)
     is_admitted |= isinstance(value, dict | list) and _OPENING[said[0]] in admitted.types
     return written if is_admitted else None
 
@@ -168,10 +169,6 @@ def _python(said: str) -> str | None:
             return None
     # The value is whole where a character behind it is not taken.
     return "".join(written) if value.take("\n") is Progress.DONE else None
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _refuse(word: str) -> None:

@@ -6,17 +6,13 @@ import ast
 import json
 from collections.abc import Callable
 
-from router.text.output.values.json_scanner import MAX_DEPTH, Progress
+from router.text.output.values.json_scanner import MAX_DEPTH, Progress, quoted
 
 MAX_ATOM = 64
 """Characters of a number or word."""
 
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "\\": "\\", "'": "'", '"': '"'}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
-
-
-def json_string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 class PythonValue:
@@ -87,7 +83,7 @@ class PythonValue:
         elif char == "\\":
             self.held, self._state = char, self._escape
         else:
-            self._emit(json_string(char)[1:-1])
+            self._emit(quoted(char)[1:-1])
         return Progress.MORE
 
     def _escape(self, char: str) -> Progress:
@@ -117,7 +113,7 @@ class PythonValue:
         return Progress.MORE
 
     def _end_escape(self, said: str) -> None:
-        self._emit(json_string(said)[1:-1])
+        self._emit(quoted(said)[1:-1])
         self.held, self._state = "", self._string
 
     def _atom(self, char: str) -> Progress:

@@ -14,7 +14,7 @@ import grpc.aio
 from cluster.supervisor.fleet_service import FleetService
 from cluster.values.spec import LAUNCHED_GRACE_S
 from router.addresses import Addresses
-from router.auth.operator_key import operator_key
+from router.auth.api_keys import operator_key
 from twostroke.base.errors import PeerLost
 from twostroke.base.json_values import from_values
 from twostroke.config import EndpointsConfig, ListenConfig, RouterConfig, RoutingConfig, TracingConfig

@@ -14,14 +14,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
+from router.auth.api_keys import operator_key
 from router.auth.auth import NoAuthentication
-from router.auth.operator_key import operator_key
-from router.console.api import API, ConsoleApi
-from router.console.fleet_actions import FleetActions
+from router.console.api import API, ConsoleApi, FleetActions
 from router.endpoints.app import build_http_app
 from router.metrics import RouterMetrics
-from router.pin_admin import PinAdmin
+from router.pins.admin import PinAdmin
 from router.requests.request_handler import RequestHandler
+from router.server_branch import SupervisorCalls
 from router.text.tokenizer import ByteText
 from tests.inline_preparer import InlinePreparer
 from tests.trials.chaos.fuzz.mutate import TEXTS, mutate_json
@@ -85,8 +85,8 @@ def _app() -> Any:
     root = dispatcher.recorder.root("request", f"{ASKED}~0123456789abcdef", "")
     root.begin("prepare").end()
     root.end()
-    membership = Membership.of(TOKEN, None)
-    pins, actions = PinAdmin(handler, NOWHERE, membership), FleetActions(NOWHERE, membership)
+    supervisor = SupervisorCalls(NOWHERE, Membership.of(TOKEN, None))
+    pins, actions = PinAdmin(handler, supervisor), FleetActions(supervisor)
     api = ConsoleApi(handler, dispatcher.recorder, actions, pins, router_id="router-0")
     return build_http_app(handler, NoAuthentication(TOKEN), max_body_bytes=1 << 16, further=tuple(api.routes()))
 

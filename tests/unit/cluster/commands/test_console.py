@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster.commands.looking import console
-from router.auth.operator_key import operator_key
+from router.auth.api_keys import operator_key
 from tests.unit.router.conftest import open_frontend
 from twostroke.base.credentials import TOKEN_VARIABLE
 from twostroke.base.errors import ConfigError

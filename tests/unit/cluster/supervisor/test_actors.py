@@ -8,7 +8,7 @@ import pytest
 
 from cluster.supervisor.actors import MountedWorker
 from cluster.values.desired_state import Checkpoint
-from twostroke.base import collector
+from twostroke.base import allocator
 from twostroke.config import Role, WorkerConfig
 from twostroke.worker.host import ReadyInfo
 
@@ -56,7 +56,7 @@ def mounted() -> Mounted:
 @pytest.fixture(autouse=True)
 def no_frozen_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     """The collector is this process's own, which goes on with other tests."""
-    monkeypatch.setattr(collector, "freeze_loaded_objects", lambda: None)
+    monkeypatch.setattr(allocator, "freeze_loaded_objects", lambda: None)
 
 
 async def test_a_worker_that_serves_has_tidied_up_when_it_says_that_it_is_shut_down() -> None:

@@ -20,7 +20,7 @@ from twostroke.base.errors import InvalidRequest, NotFound, Overloaded
 from twostroke.models.adapters.store import KEPT_S, store_dir
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
-from twostroke.rpc.v1 import adapters_pb2, adapters_pb2_grpc
+from twostroke.rpc.v1 import adapters_pb2, adapters_pb2_grpc, worker_pb2
 
 NOWHERE = "127.0.0.1:1"
 """The address of a worker that has gone."""
@@ -65,8 +65,8 @@ def digest(number: int) -> bytes:
 
 
 def named(name: str, number: int) -> adapters_pb2.NamedAdapter:
-    adapter = adapters_pb2.Adapter(digest=digest(number), path=f"/loras/{number}")
-    return adapters_pb2.NamedAdapter(name=name, adapter=adapter, rank=4)
+    adapter = worker_pb2.Weights(digest=digest(number), path=f"/loras/{number}")
+    return adapters_pb2.NamedAdapter(name=name, adapter=adapter, lora_rank=4)
 
 
 @contextlib.asynccontextmanager

@@ -74,7 +74,7 @@ def test_they_are_those_of_transformers_over_the_whole_prompt(runner: ModelRunne
     own = expected[range(LENGTH - 1), prompt[1:]]
     np.testing.assert_allclose(ours.logprobs, own.numpy(), atol=1e-3)
     ranks = (expected > own[:, None]).sum(-1) + 1
-    differing = np.flatnonzero(np.array(ours.ranks) != ranks.numpy())
+    differing = np.flatnonzero(np.array(ours.ordinals) != ranks.numpy())
     assert len(differing) < LENGTH / 5, "ranks differ only where others lie within rounding"
     values, ids = expected.topk(top)
     np.testing.assert_allclose(ours.top_logprobs, values.flatten().numpy(), atol=1e-3)
@@ -101,7 +101,7 @@ def test_they_equal_logprobs_of_the_same_tokens_when_drawn(runner: ModelRunner) 
         drawn.append(token)
     scores = scored(runner, list(stream.tokens), 512, 3)
     np.testing.assert_allclose(scores.logprobs[-6:], [token.logprob for token in drawn], atol=1e-3)
-    assert list(scores.ranks[-6:]) == [1] * 6
+    assert list(scores.ordinals[-6:]) == [1] * 6
     assert [[token for token, _ in scores.top(place)] for place in range(19, 25)] == [
         [token for token, _ in each.top] for each in drawn
     ]
@@ -111,7 +111,7 @@ def test_of_equal_logits_the_lowest_ids_come_first_and_share_a_rank() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 0.0, 3.0]])
     (scores,) = score_prompts(logits, [ScoreRow(0, (4,), 2)])
     assert list(scores.top_ids) == [1, 2]
-    assert list(scores.ranks) == [1]
+    assert list(scores.ordinals) == [1]
     assert scores.logprobs[0] == scores.top_logprobs[0]
 
 

@@ -20,7 +20,7 @@ from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.page_forms.page_conversion import convert_page
 from twostroke.kernels.pools.page_pool import PLAIN, PagePool
-from twostroke.kv_cache.form import FORMS, Conversion, KvForm, PageShape, RankedForm, page_form
+from twostroke.kv_cache.form import FORMS, Conversion, JointForm, KvForm, PageShape, page_form
 
 BY_TOKEN = [form for form in KV_FORMATS if not FORMS[form].spans_block]
 PAIRS = [pair for pair in itertools.product(BY_TOKEN, BY_TOKEN) if pair[0] != pair[1]]
@@ -146,8 +146,8 @@ def test_heads_of_a_page_are_put_in_other_ranges_as_they_lie(form: str, source: 
 def by_head(page: torch.Tensor, name: str, shape: PageShape) -> dict[tuple[int, int], bytes]:
     """The bytes that a page stores of a head in a layer, found without the code that converts."""
     form = page_form(name)
-    ranges = form.ranges(shape.kv_heads) if isinstance(form, RankedForm) else 1
-    inner, heads = (form.inner if isinstance(form, RankedForm) else form), shape.kv_heads // ranges
+    ranges = form.ranges(shape.kv_heads) if isinstance(form, JointForm) else 1
+    inner, heads = (form.inner if isinstance(form, JointForm) else form), shape.kv_heads // ranges
     found: dict[tuple[int, int], bytes] = {}
     for at, data in enumerate(page.chunk(ranges)):
         for part in inner.parts(replace(shape, kv_heads=heads)):

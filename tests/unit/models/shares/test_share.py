@@ -24,7 +24,7 @@ from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.page_forms.page_conversion import convert_page
 from twostroke.kernels.pools.page_pool import PagePool
-from twostroke.kv_cache.form import Conversion, KvForm, RankedForm, page_form
+from twostroke.kv_cache.form import Conversion, JointForm, KvForm, page_form
 from twostroke.models.decoders.choice import LoadOptions, load_model
 from twostroke.models.decoders.native_transformer import NativeTransformer
 from twostroke.models.registry import read_spec
@@ -83,9 +83,9 @@ class ThreadRank:
 class RankPages(Pages):
     """One rank's share of a model over its part of the pages."""
 
-    def __init__(self, directory: Path, data: torch.Tensor, meeting: Meeting, rank: int, form: RankedForm) -> None:
+    def __init__(self, directory: Path, data: torch.Tensor, meeting: Meeting, rank: int, form: JointForm) -> None:
         self.data = data
-        spec = shares_in(directory, read_spec(directory), form.ranks, is_int8=False)[rank]
+        spec = shares_in(directory, read_spec(directory), form.processes, is_int8=False)[rank]
         assert spec.share is not None
         (own,), _ = pages_of_share([data], form, spec.share)
         pool = grouped_pool([own], form.inner, [spec.page_shape(BLOCK)], torch.float32)
@@ -98,7 +98,7 @@ class RankPages(Pages):
 def prefilled(directory: Path, tokens: list[int], ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the logits behind a prompt, and its pages."""
     form = page_form(f"float32/{ranks}")
-    assert isinstance(form, RankedForm)
+    assert isinstance(form, JointForm)
     data = torch.zeros(LONGEST // BLOCK, form.page_bytes(read_spec(directory).page_shape(BLOCK)), dtype=torch.uint8)
     meeting = Meeting(ranks)
     pages = [RankPages(directory, data, meeting, rank, form) for rank in range(ranks)]

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from router.auth.operator_key import operator_key
+from router.auth.api_keys import operator_key
 from tests.unit.router.conftest import Frontend, open_frontend
 from twostroke.config import EndpointsConfig
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from router.auth.api_keys import KeyEntry, KeyFile, draw_key
-from router.auth.operator_key import OperatorKey, operator_key
+from router.auth.api_keys import KeyEntry, KeyFile, OperatorKey, draw_key, operator_key
 from tests.unit.router.console.helpers import OPERATOR, TOKEN, console
 from twostroke.base.json_values import to_json
 

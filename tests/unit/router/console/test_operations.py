@@ -9,7 +9,7 @@ from typing import Any
 from cluster.supervisor.fleet_service import FleetService
 from tests.unit.router.conftest import FACTS, Frontend
 from tests.unit.router.console.helpers import OPERATOR, TOKEN, console, read
-from tests.unit.router.test_pin_admin import Supervisor as Pins
+from tests.unit.router.pins.test_admin import Supervisor as Pins
 from twostroke.base.errors import InvalidRequest
 from twostroke.base.ids import WorkerId
 from twostroke.kv_cache.block import block_hashes_of, owner_salt

@@ -13,6 +13,7 @@ from jsonschema import Draft202012Validator
 from router.auth.key_authenticator import KeyAuthenticator
 from router.endpoints.app import build_http_app
 from router.endpoints.openapi import BODIES, MADE
+from router.kserve.pages import KServePages
 from router.metrics import RouterMetrics
 from router.requests.request_handler import RequestHandler
 from router.text.tokenizer import ByteText
@@ -41,7 +42,8 @@ def described() -> Json:
 
 async def _described() -> Json:
     handler = RequestHandler(ScriptedDispatcher(), InlinePreparer(ByteText()), RouterMetrics(), model="toy")
-    transport = httpx.ASGITransport(build_http_app(handler, max_body_bytes=1 << 16))
+    app = build_http_app(handler, max_body_bytes=1 << 16, pages=KServePages(handler).pages())
+    transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://toy") as http:
         first, second = await asyncio.gather(http.get("/openapi.json"), http.get("/openapi.json"))
     assert (first.status_code, first.headers["content-type"]) == (200, "application/json")

@@ -70,7 +70,7 @@ def test_costs_and_links_are_what_the_last_report_says() -> None:
 def test_a_worker_that_drafts_is_known_by_what_its_steps_run_and_make_known() -> None:
     worker = new_worker()
     costs = control_pb2.StepCosts(step_s=1, stream_s=2, context_token_s=3, prompt_token_s=5)
-    each = control_pb2.StreamStep(rows=1.5, tokens=1.25, draft_s=0.5)
+    each = control_pb2.StreamStep(rows=1.5, tokens=1.25, before_s=0.5)
     worker.report(control_pb2.Load(costs=costs, stream_step=each), 10.0)
     assert worker.cost == StepCost(1.5, 3, 3, prompt_token_s=5)
     assert worker.step_tokens_each == 1.25

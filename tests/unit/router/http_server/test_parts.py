@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from router.http_server.exchange import WRITE_PART, Exchange, PartWriter
+from router.http_server.exchange import WRITE_PART, Exchange
 
 
 class Wire:
@@ -34,11 +34,11 @@ def part(data: bytes, *, more: bool = True) -> dict[str, object]:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
-async def streamed(wire: Wire, use: Callable[[PartWriter], None], **scope: str) -> None:
+async def streamed(wire: Wire, use: Callable[[Exchange], None], **scope: str) -> None:
     """Stream a body over `wire`; `use` has the extension in the middle of it."""
 
     async def app(scope: Scope, _: Receive, send: Send) -> None:
-        parts: PartWriter = scope["extensions"][WRITE_PART]
+        parts: Exchange = scope["extensions"][WRITE_PART]
         await send({"type": "http.response.start", "status": 200, "headers": []})
         assert not parts.takes_parts, "the head goes first"
         await send(part(b"one"))
@@ -55,7 +55,7 @@ async def streamed(wire: Wire, use: Callable[[PartWriter], None], **scope: str) 
 async def test_a_part_is_a_chunk_between_others() -> None:
     wire = Wire()
 
-    def use(parts: PartWriter) -> None:
+    def use(parts: Exchange) -> None:
         assert parts.takes_parts
         parts.write_part(b"two")
 
@@ -67,7 +67,7 @@ async def test_a_part_is_a_chunk_between_others() -> None:
 async def test_a_body_without_chunks_goes_through_send(scope: dict[str, str]) -> None:
     wire = Wire()
 
-    def use(parts: PartWriter) -> None:
+    def use(parts: Exchange) -> None:
         assert not parts.takes_parts
 
     await streamed(wire, use, **scope)
@@ -76,7 +76,7 @@ async def test_a_body_without_chunks_goes_through_send(scope: dict[str, str]) ->
 async def test_a_client_that_takes_nothing_is_waited_for() -> None:
     wire = Wire()
 
-    def use(parts: PartWriter) -> None:
+    def use(parts: Exchange) -> None:
         wire.is_writable = False
         assert not parts.takes_parts
         wire.is_writable = True

@@ -30,7 +30,7 @@ from tests.unit.router.conftest import open_frontend
 from twostroke.base.credentials import TlsConfig
 from twostroke.config import EndpointsConfig
 from twostroke.request import SampledToken
-from twostroke.rpc import connections, entrance, open_calls
+from twostroke.rpc import connections, entrance
 from twostroke.rpc import server as rpc_server
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 from twostroke.security.tls import Certificates, CertificateUse
@@ -245,7 +245,7 @@ async def test_who_is_not_let_in_or_does_not_come_to_the_end_of_a_message_has_no
 ) -> None:
     methods = ["/twostroke.v1.Inference/Generate", "/twostroke.v1.Inference/Abort", "/grpc.health.v1.Health/Check"]
     reflection = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-    monkeypatch.setattr(open_calls, "MESSAGE_S", 0.2)
+    monkeypatch.setattr(entrance, "OPEN_MESSAGE_S", 0.2)
     keys = tmp_path / "keys.yaml"
     keys.write_text("keys: {}")
     async with open_frontend(EndpointsConfig(api_keys=str(keys))) as frontend:

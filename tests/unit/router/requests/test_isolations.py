@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from router.fleet.named_models import NamedModel
+from router.fleet.named_models import NamedModel, adapter_salt
 from router.text.prompts import PublicPrefixes
 from tests.unit.router.conftest import Frontend
-from twostroke.kv_cache.block import adapter_salt, block_hashes_of, exact_salt, owner_salt
+from twostroke.kv_cache.block import block_hashes_of, exact_salt, owner_salt
 from twostroke.kv_cache.form import KvForm
-from twostroke.request import AdapterRef
+from twostroke.request import WeightsRef
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc, kserve_pb2
 from twostroke.rpc.v1.kserve_pb2_grpc import GRPCInferenceServiceStub
 
@@ -82,7 +82,7 @@ def apart(frontend: Frontend) -> Frontend:
     """Serves two adapters, and pages that were converted: those who insist on exact ones share none."""
     frontend.limit(kv_form=KvForm("int8", "bfloat16"))
     frontend.dispatcher.named_models = {
-        name: NamedModel(name, AdapterRef(name.encode() * 8), 8, 1000, 0.0) for name in MODELS[1:]
+        name: NamedModel(name, WeightsRef(name.encode() * 8), 8, 1000, 0.0) for name in MODELS[1:]
     }
     return frontend
 
@@ -98,7 +98,7 @@ async def test_no_two_requests_share_blocks_that_differ_in_anything_that_keeps_b
     firsts = [block_hashes_of(each.prompt, 16, each.salt)[0] for each in asked]
     shared = [pair for pair in itertools.combinations(range(len(CASES)), 2) if firsts[pair[0]] == firsts[pair[1]]]
     assert [(CASES[one], CASES[other]) for one, other in shared] == []
-    assert [each.conditions is None for each in asked] == [model == "toy" for _, _, model, _ in CASES]
+    assert [each.weights is None for each in asked] == [model == "toy" for _, _, model, _ in CASES]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

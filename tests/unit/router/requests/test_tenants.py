@@ -12,7 +12,7 @@ import pytest
 
 from router.endpoints.app import build_http_app
 from router.metrics import RouterMetrics
-from router.preparation.public_prefixes import read_public_prefixes
+from router.preparation.preparer import read_public_prefixes
 from router.requests.request_handler import RequestHandler
 from router.text.prompts import PublicPrefixes
 from router.text.tokenizer import ByteText

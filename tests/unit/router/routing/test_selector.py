@@ -17,7 +17,7 @@ from twostroke.config import Role
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.tier import Tier
-from twostroke.request import AdapterRef, BlockConditions, Grammar, SamplingParams
+from twostroke.request import Grammar, SamplingParams, WeightsRef
 from twostroke.rpc.v1.control_pb2 import (
     TIER_DISK,
     TIER_HOST,
@@ -262,11 +262,11 @@ def test_pulls_occupy_a_source_for_as_long_as_it_converts() -> None:
 
 
 def test_a_worker_that_has_to_load_the_adapter_costs_the_time_that_takes() -> None:
-    desk, adapter = Desk(), AdapterRef(b"a" * 16, "/loras/a")
-    desk.report(D[0], running=40, adapter_load_s=0.5, adapters=[b"b" * 16])
-    desk.report(D[1], running=40, adapter_load_s=0.5, adapters=[adapter.digest])
-    desk.report(P[0], adapter_load_s=0.25)
-    with_adapter = desk.ask(shares=False, conditions=BlockConditions(adapter), needs_setup=True)
+    desk, adapter = Desk(), WeightsRef(b"a" * 16, "/loras/a")
+    desk.report(D[0], running=40, weights_load_s=0.5, weights=[b"b" * 16])
+    desk.report(D[1], running=40, weights_load_s=0.5, weights=[adapter.digest])
+    desk.report(P[0], weights_load_s=0.25)
+    with_adapter = desk.ask(shares=False, weights=adapter, needs_setup=True)
     for asked, extra_s in ((desk.ask(shares=False), 0.0), (with_adapter, 0.5)):
         seen = desk.selector.snapshot(asked, desk.workers(), 0.0)
         by_worker = {view.worker: view.queue_s for view in (*seen.decode, *seen.prefill)}

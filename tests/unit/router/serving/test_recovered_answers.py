@@ -9,14 +9,14 @@ import pytest
 from router.serving.parent_request import ParentRequest
 from router.serving.recovery import recover
 from twostroke.base.errors import InvalidRequest, WeightsChanged
-from twostroke.request import AdapterRef, BlockConditions, GenerateRequest, SampledToken, SamplingParams
+from twostroke.request import GenerateRequest, SampledToken, SamplingParams, WeightsRef
 from twostroke.rpc.convert import request_to_message, tokens_to_messages
 from twostroke.rpc.v1 import worker_pb2
 
 SAMPLING = SamplingParams(seed=7, max_tokens=20, temperature=0.5, logit_bias=((3, 1.0), (1, 2.0)))
 WANTED = GenerateRequest(prompt=(1, 2, 3), sampling=SAMPLING)
 REQUEST = ParentRequest(request_id="s", request=WANTED, resumptions=1)
-OF_ADAPTER = BlockConditions(AdapterRef(b"a" * 16))
+ADAPTER = WeightsRef(b"a" * 16)
 
 
 @dataclass
@@ -69,8 +69,8 @@ async def test_an_answer_to_another_prompt_is_no_answer_to_this_request(prompt: 
 
 
 async def test_an_answer_of_another_adapter_is_no_answer_to_this_request() -> None:
-    of_adapter = Link([snapshot(conditions=OF_ADAPTER)])
-    wanted = replace(REQUEST, request=replace(WANTED, conditions=OF_ADAPTER))
+    of_adapter = Link([snapshot(weights=ADAPTER)])
+    wanted = replace(REQUEST, request=replace(WANTED, weights=ADAPTER))
     for link, request in ((of_adapter, REQUEST), (Link([snapshot()]), wanted)):
         with pytest.raises(WeightsChanged, match="begun with weights, or an adapter, that were replaced"):
             await recover([link], request)

@@ -40,10 +40,16 @@ class Links(HTMLParser):
         self.fetched += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "srcset")]
 
 
-async def compared(arguments: Any, tmp_path: Path, *flags: str) -> tuple[int, dict[str, Any], str]:
-    out, page = tmp_path / "compare.json", tmp_path / "compare.html"
-    status = await asyncio.to_thread(run, arguments("compare", *flags, "--json", str(out), "--html", str(page)))
-    return status, json.loads(out.read_text()), page.read_text()
+async def compared(arguments: Any, tmp_path: Path, *flags: str) -> tuple[int, dict[str, Any]]:
+    out = tmp_path / "compare.json"
+    status = await asyncio.to_thread(run, arguments("compare", *flags, "--json", str(out)))
+    return status, json.loads(out.read_text())
+
+
+async def compared_and_drawn(arguments: Any, tmp_path: Path, *flags: str) -> tuple[int, dict[str, Any], str]:
+    """With the page, whose figures take longer to draw than the runs."""
+    page = tmp_path / "compare.html"
+    return *await compared(arguments, tmp_path, *flags, "--html", str(page)), page.read_text()
 
 
 async def test_two_endpoints_get_the_same_prompts_in_turns_and_end_in_ratios(
@@ -51,7 +57,7 @@ async def test_two_endpoints_get_the_same_prompts_in_turns_and_end_in_ratios(
 ) -> None:
     other = openai_server.url.replace("127.0.0.1", "localhost")
     flags = ("--names", "ours,theirs", "--load", "8x4@c2x3", "--load", "shared:16/8x4x2", "--rounds", "2")
-    status, found, page = await compared(arguments, tmp_path, openai_server.url, other, *flags)
+    status, found, page = await compared_and_drawn(arguments, tmp_path, openai_server.url, other, *flags)
     assert status == 0
     prompts = Counter(tuple(body["prompt"]) for body in openai_server.bodies if body["max_tokens"] == 4)
     measured = 2 * (3 + 2 * 2)
@@ -82,7 +88,7 @@ async def test_grpc_and_http_may_be_compared(
 ) -> None:
     flags = ("--load", "8x4@c1x3", "--rounds", "1", "--warmup", "0", "--baseline", "ours")
     ours = f"grpc://{grpc_server.address},name=ours"
-    status, found, _ = await compared(arguments, tmp_path, f"{openai_server.url},name=other", ours, *flags)
+    status, found = await compared(arguments, tmp_path, f"{openai_server.url},name=other", ours, *flags)
     assert status == 0
     over_http = [body["prompt"] for body in openai_server.bodies if body["max_tokens"] == 4]
     over_grpc = [list(each.token_ids.ids) for each in grpc_server.requests if each.stop.max_tokens == 4]
@@ -94,7 +100,7 @@ async def test_an_endpoint_given_twice_gets_prompts_of_its_own(
     openai_server: Any, arguments: Any, tmp_path: Path
 ) -> None:
     flags = ("--load", "8x4@c1x3", "--rounds", "2", "--warmup", "0")
-    _, found, _ = await compared(arguments, tmp_path, openai_server.url, f"{openai_server.url}/v1", *flags)
+    _, found = await compared(arguments, tmp_path, openai_server.url, f"{openai_server.url}/v1", *flags)
     prompts = Counter(tuple(body["prompt"]) for body in openai_server.bodies if body["max_tokens"] == 4)
     assert set(prompts.values()) == {1}
     assert len(prompts) == 2 * 2 * 3
@@ -107,7 +113,7 @@ async def test_each_endpoint_is_asked_in_its_own_way_and_its_quirks_are_noted(
 ) -> None:
     odd = f"{openai_server.url},name=<odd>,model=double,text,no-ignore-eos,api-key=hidden"
     flags = ("--load", "8x8@c1x2", "--rounds", "1", "--warmup", "0")
-    status, found, page = await compared(arguments, tmp_path, openai_server.url, odd, *flags)
+    status, found, page = await compared_and_drawn(arguments, tmp_path, openai_server.url, odd, *flags)
     assert status == 0
     asked = {body["model"]: body for body in openai_server.bodies}
     assert isinstance(asked["steady"]["prompt"], list)
@@ -127,7 +133,7 @@ async def test_a_run_without_an_answer_is_told_and_is_status_1(
     """The probe gets through, the burst does not."""
     narrow = f"{openai_server.url},name=b,model=cut"
     flags = ("--load", "8x8@c1x2", "--rounds", "1", "--warmup", "0")
-    status, found, page = await compared(arguments, tmp_path, f"{openai_server.url},name=a", narrow, *flags)
+    status, found, page = await compared_and_drawn(arguments, tmp_path, f"{openai_server.url},name=a", narrow, *flags)
     assert status == 1
     assert found["loads"][0]["endpoints"]["b"]["values"]["failed"]["rounds"] == [2.0]
     assert "b: incomplete" in capsys.readouterr().out

@@ -20,11 +20,18 @@ from twostroke.base.ids import WorkerId
 SMALL = ["--workload", "conversation", "--limit", "40", "--prefill", "2", "--decode", "2", "--rate", "1"]
 
 
-def simulated(tmp_path: Path, *arguments: str) -> tuple[dict[str, Any], str]:
-    """What the command wrote: JSON and page."""
-    written, page = tmp_path / "out.json", tmp_path / "out.html"
-    assert main(["simulate", *arguments, "--json", str(written), "--html", str(page)]) == 0
-    return json.loads(written.read_text(encoding="utf-8")), page.read_text(encoding="utf-8")
+def simulated(tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    """What the command wrote as JSON."""
+    written = tmp_path / "out.json"
+    assert main(["simulate", *arguments, "--json", str(written)]) == 0
+    return dict(json.loads(written.read_text(encoding="utf-8")))
+
+
+def simulated_and_drawn(tmp_path: Path, *arguments: str) -> tuple[dict[str, Any], str]:
+    """What the command wrote: JSON, and a page, whose figures take longer to draw than most runs."""
+    page = tmp_path / "out.html"
+    found = simulated(tmp_path, *arguments, "--html", str(page))
+    return found, page.read_text(encoding="utf-8")
 
 
 def figures(page: str) -> list[ElementTree.Element]:
@@ -34,7 +41,7 @@ def figures(page: str) -> list[ElementTree.Element]:
 def test_policies_are_compared_at_every_pace_with_round_robin(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found, page = simulated(tmp_path, *SMALL, "--policies", "kv", "--rate-scale", "1,2", "--slo-ttft", "8")
+    found, page = simulated_and_drawn(tmp_path, *SMALL, "--policies", "kv", "--rate-scale", "1,2", "--slo-ttft", "8")
     assert [(run["variant"], run["rate_scale"]) for run in found["runs"]] == [
         ("round-robin", 1.0),
         ("kv", 1.0),
@@ -63,7 +70,7 @@ def test_tiers_below_the_pages_bring_up_what_small_pages_forget(
     small = [*SMALL, "--policies", "round-robin", "--rate", "3.4", "--limit", "150", "--decode-pool-tokens", "140000"]
     small += ["--pool-tokens", "140000"]
     tiers = ["--host-cache", "40G", "--disk-cache", "1T", "--disk-page-s", "0.02"]
-    (without,), (tiered,) = (simulated(tmp_path, *small, *more)[0]["runs"] for more in ([], tiers))
+    (without,), (tiered,) = (simulated(tmp_path, *small, *more)["runs"] for more in ([], tiers))
     assert without["host_rate"] == without["disk_rate"] == 0
     assert tiered["host_rate"] > 0
     assert tiered["hit_rate"] > without["hit_rate"]
@@ -76,19 +83,19 @@ def test_tiers_below_the_pages_bring_up_what_small_pages_forget(
 def test_answers_of_workers_that_draft_come_in_fewer_steps(tmp_path: Path) -> None:
     answers = [*SMALL, "--policies", "round-robin"]
     drafts = ["--acceptance", "0.9,0.8", "--draft-share", "0.9"]
-    (without,), (drafting,) = (simulated(tmp_path, *answers, *more)[0]["runs"] for more in ([], drafts))
+    (without,), (drafting,) = (simulated(tmp_path, *answers, *more)["runs"] for more in ([], drafts))
     assert drafting["completed"] == without["completed"] == 40
     assert drafting["itl_mean_s"] < 0.6 * without["itl_mean_s"]
 
 
 def test_a_utilisation_is_met_by_the_policy_that_it_is_of(tmp_path: Path) -> None:
-    found, _ = simulated(tmp_path, *SMALL, "--policies", "round-robin", "--utilisation", "0.5")
+    found = simulated(tmp_path, *SMALL, "--policies", "round-robin", "--utilisation", "0.5")
     assert found["runs"][0]["utilisation"] == pytest.approx(0.5, rel=0.05)
 
 
 def test_the_highest_rate_is_found_for_every_policy(tmp_path: Path) -> None:
     arguments = ["--policies", "least-requests", "--find-rate", "15", "--precision", "0.5"]
-    found, page = simulated(tmp_path, *SMALL, *arguments)
+    found, page = simulated_and_drawn(tmp_path, *SMALL, *arguments)
     assert [each["variant"] for each in found["highest_rates"]] == ["round-robin", "least-requests"]
     for each in found["highest_rates"]:
         assert 0 < each["keeps"] < each["breaks"]
@@ -97,7 +104,7 @@ def test_the_highest_rate_is_found_for_every_policy(tmp_path: Path) -> None:
 
 
 def test_a_plan_names_counts_and_where_splitting_pays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found, page = simulated(
+    found, page = simulated_and_drawn(
         tmp_path,
         "plan",
         *("--workload", "conversation", "--limit", "40", "--rate", "1"),
@@ -129,7 +136,7 @@ def test_a_profile_comes_back_as_it_was_written_and_flags_go_before_it(tmp_path:
     path.write_text(profile_text(shape), encoding="utf-8")
     assert read_profile(path) == shape
     arguments = [*SMALL[:4], "--decode", "2", "--rate", "1", "--profile", str(path), "--policies", "round-robin"]
-    found, _ = simulated(tmp_path, *arguments)
+    found = simulated(tmp_path, *arguments)
     fleet = found["fleet"]
     assert (fleet["prefill"], fleet["decode"], fleet["noise"], fleet["block_size"]) == (3, 2, 0.1, 512)
     assert fleet["prefill_pages"] == FleetShape().prefill_pages // 2, "as many tokens in pages of twice the size"
@@ -235,12 +242,12 @@ def test_a_profile_of_no_possible_fleet_is_refused_with_what_is_wrong(
 
 
 def test_a_prompt_that_no_prefill_worker_has_room_for_is_computed_where_it_is_decoded(tmp_path: Path) -> None:
-    found, _ = simulated(tmp_path, *SMALL, "--policies", "round-robin", "--pool-tokens", "1024")
+    found = simulated(tmp_path, *SMALL, "--policies", "round-robin", "--pool-tokens", "1024")
     assert (found["runs"][0]["completed"], found["runs"][0]["lost"]) == (40, 0)
 
 
 def test_a_single_request_can_be_simulated(tmp_path: Path) -> None:
-    found, _ = simulated(tmp_path, *SMALL[:2], "--limit", "1", "--policies", "kv")
+    found = simulated(tmp_path, *SMALL[:2], "--limit", "1", "--policies", "kv")
     assert [run["completed"] for run in found["runs"]] == [1, 1]
 
 

@@ -20,9 +20,8 @@ from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.constraints.drafting import speculation_of
 from twostroke.scheduler.cost import StepCost, StepTerms
 from twostroke.scheduler.sequence import Sequence
-from twostroke.speculation.acceptance import Acceptance
-from twostroke.speculation.draft_model import ModelDrafter
-from twostroke.speculation.speculation import Outcome, Speculation
+from twostroke.speculation.drafters import ModelDrafter
+from twostroke.speculation.speculation import Acceptance, Outcome, Speculation
 from twostroke.worker.drafts.model_drafts import TRIED_STEPS, TRIED_TOKENS, ModelDrafts
 from twostroke.worker.measured.rates import Rates
 

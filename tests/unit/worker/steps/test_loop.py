@@ -188,4 +188,4 @@ async def test_what_steps_run_and_make_known_of_each_stream_is_told_to_routers()
             each = worker.host.load_report().stream_step
             assert (each.rows > 1.0, each.tokens > 1.0) == (drafts, drafts)
             assert each.rows >= each.tokens
-            assert each.draft_s == 0.0
+            assert each.before_s == 0.0

@@ -69,11 +69,11 @@ def test_a_draft_model_delays_steps_only_where_streams_wait_for_it() -> None:
     for _ in range(20):
         observe(steps, (1, 1), (1, 1))
         steps.worked_between(0.01)
-    assert steps.each.draft_s == pytest.approx(0.01, rel=0.06)
+    assert steps.each.before_s == pytest.approx(0.01, rel=0.06)
     idle = StreamSteps()
     idle.worked_between(5.0)
     observe(idle, (1, 1))
-    assert idle.each.draft_s == 0.0
+    assert idle.each.before_s == 0.0
 
 
 def test_an_answer_whose_grammar_forces_thousands_of_tokens_counts_as_one_with_all_drafts_kept() -> None:

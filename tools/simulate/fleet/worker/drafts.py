@@ -13,9 +13,8 @@ from tools.simulate.fleet.worker.steps import TOKEN
 from twostroke.config import Role
 from twostroke.scheduler.constraints.drafting import draft_lengths
 from twostroke.scheduler.cost import StepCost, StepTerms, StreamStep
-from twostroke.speculation.acceptance import Acceptance
 from twostroke.speculation.draft import Draft, Proposal
-from twostroke.speculation.speculation import Speculation
+from twostroke.speculation.speculation import Acceptance, Speculation
 
 WRONG = 1
 """A drafted token that is not sampled."""

@@ -37,7 +37,7 @@ from twostroke.engine.determinism import PACED
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.request import BlockConditions
+from twostroke.request import WeightsRef
 from twostroke.rpc.v1 import control_pb2, worker_pb2
 from twostroke.scheduler.batching import BatchBuilder, StepBuilder
 from twostroke.scheduler.branches import SchedulerBranches
@@ -213,8 +213,8 @@ class SimulatedHost:
     def new_session(self) -> SessionId:
         return SessionId(next(self._sessions))
 
-    def constraints_of(self, conditions: BlockConditions | None) -> tuple[Constraint, ...]:
-        """Returns nothing: only the model computes simulated requests."""
+    def constraints_of(self, weights: WeightsRef | None) -> tuple[Constraint, ...]:
+        """Returns nothing: no simulated request has weights of its own."""
         return ()
 
     def notify(self) -> None:

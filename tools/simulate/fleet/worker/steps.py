@@ -100,8 +100,8 @@ class Flight:
     @property
     def tokens(self) -> int:
         """Tokens that the steps make known."""
-        drafts = [chunk for chunk in self.step.chunks if chunk.drafts]  # such a step is the only one
-        return self.terms.streams * self.steps + sum(right_drafts(chunk) - len(chunk.drafts) for chunk in drafts)
+        drafts = [chunk for chunk in self.step.chunks if chunk.proposed]  # such a step is the only one
+        return self.terms.streams * self.steps + sum(right_drafts(chunk) - len(chunk.proposed) for chunk in drafts)
 
     @property
     def end_s(self) -> float:
@@ -128,7 +128,7 @@ class Flight:
 
 def right_drafts(chunk: Chunk) -> int:
     """Returns how many of the drafted tokens of a chunk become known."""
-    return sum(1 for _ in itertools.takewhile(lambda token: token == TOKEN, chunk.drafts))
+    return sum(1 for _ in itertools.takewhile(lambda token: token == TOKEN, chunk.proposed))
 
 
 def repeats(step: Step, block_size: int) -> int:

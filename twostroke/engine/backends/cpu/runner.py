@@ -237,7 +237,7 @@ class ModelRunner:
                 RaggedPlaces(torch.from_numpy(own.block_tables).contiguous(), torch.from_numpy(own.write_slots))
                 for own in batch.further
             ),
-            adapters=self.adapters.of(batch.adapters) if batch.adapters else (),
+            adapters=self.adapters.of(batch.weights) if batch.weights else (),
             kernels=KernelRecords() if self._profiler.is_on else None,
         )
         rows = batch.logit_rows

@@ -215,8 +215,8 @@ class PacedRunner:
         first = positions[starts]
         before = np.where(first > 0, self._slots_at(batch.block_tables, np.maximum(first - 1, 0)), np.uint64(0))
         shares = _mix((batch.tokens.astype(np.uint64) << np.uint64(32)) + positions.astype(np.uint64) ^ self._weights)
-        if batch.adapters:
-            seeds = np.repeat(self.adapters.seeds(batch.adapters), np.diff(batch.query_starts))
+        if batch.weights:
+            seeds = np.repeat(self.adapters.seeds(batch.weights), np.diff(batch.query_starts))
             shares = np.where(seeds, _mix(shares ^ seeds), shares)  # rows without an adapter stay as they are
         if self._windows is not None:
             shares += self._windows.write(batch, shares)
@@ -245,8 +245,8 @@ class PacedRunner:
         states += np.where(blocks > 0, _mix(self._slots[whole]).sum(axis=1, dtype=np.uint64), np.uint64(0))
         if self._windows is not None:
             states += self._windows.seen(batch, rows, context_lens)
-        if batch.adapters:
-            states ^= self.adapters.seeds([batch.adapters[row] for row in rows])
+        if batch.weights:
+            states ^= self.adapters.seeds([batch.weights[row] for row in rows])
         seeds = [sample.params.seed + sample.params.choice * int(_STRIDE) for sample in batch.samples]
         draws = np.array([sample.params.temperature > 0 for sample in batch.samples])
         states ^= np.where(draws, _mix(np.array([seed % (1 << 64) for seed in seeds], np.uint64)), np.uint64(0))

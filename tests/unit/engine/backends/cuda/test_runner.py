@@ -359,4 +359,4 @@ def test_logprobs_of_prompts_are_those_of_the_cpu_beside_streams_too(runners: li
         found.append([*result.scores, *single.scores])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(torch.tensor(ours.logprobs), torch.tensor(theirs.logprobs), rtol=1e-4, atol=1e-4)
-        assert (ours.ranks, ours.top_ids) == (theirs.ranks, theirs.top_ids)
+        assert (ours.ordinals, ours.top_ids) == (theirs.ordinals, theirs.top_ids)

@@ -243,8 +243,8 @@ def test_a_row_without_an_adapter_has_its_tokens_beside_rows_with_one(runner: Pa
     runner.adapters.put(b"digest", 12345)
     rows = [Stream(PROMPT.copy(), list(range(first, first + 8))) for first in (8, 16)]
     batch = step([(row, len(PROMPT)) for row in rows], BLOCK)
-    base, adapted = runner.run(dataclasses.replace(batch, adapters=(None, b"digest"))).tokens
+    base, adapted = runner.run(dataclasses.replace(batch, weights=(None, b"digest"))).tokens
     assert [base.token] == expected
     alone = Stream(PROMPT.copy(), list(range(24, 32)))
-    again = runner.run(dataclasses.replace(step([(alone, len(PROMPT))], BLOCK), adapters=(b"digest",))).tokens[0]
+    again = runner.run(dataclasses.replace(step([(alone, len(PROMPT))], BLOCK), weights=(b"digest",))).tokens[0]
     assert again.token == adapted.token != base.token

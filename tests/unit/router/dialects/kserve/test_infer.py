@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from router.dialects.kserve.infer import id_of
-from router.endpoints.kserve import request_stream
+from router.kserve import request_stream
 from twostroke.base.errors import Overloaded, PeerLost
 from twostroke.request import SampledToken
 from twostroke.rpc.v1 import kserve_pb2 as kserve

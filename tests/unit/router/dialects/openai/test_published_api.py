@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from router.text.output.output_formats import TOOLS_BY_NAME
 from router.text.output.parts import ReasoningPart
-from router.text.output.tools.tool_formats import BY_NAME
 from tests.conformance.record_outputs import recorded_lines
 from tests.conformance.record_outputs import tools as callable_tools
 from tests.hand_cut import messages_of
@@ -134,7 +134,7 @@ async def test_chats_with_custom_and_allowed_tools(api: PublishedApi) -> None:
                 api.check("CreateChatCompletionStreamResponse", chunk)
 
 
-@pytest.mark.parametrize("form", sorted(BY_NAME.keys() & {line["format"] for line in recorded_lines()}))
+@pytest.mark.parametrize("form", sorted(TOOLS_BY_NAME.keys() & {line["format"] for line in recorded_lines()}))
 async def test_streams_of_what_real_models_said(api: PublishedApi, form: str) -> None:
     """The shortest answers that call a tool, and the shortest that only looks like it."""
     lines = sorted((line for line in recorded_lines() if line["format"] == form), key=lambda line: len(line["output"]))

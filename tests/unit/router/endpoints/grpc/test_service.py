@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
 from router.endpoints.grpc.service import SERVICE_NAME
-from router.endpoints.kserve.service import SERVICE_NAME as KSERVE_NAME
+from router.kserve.service import SERVICE_NAME as KSERVE_NAME
 from router.text.tokenizer import ByteText
 from twostroke.base.errors import Overloaded
 from twostroke.kv_cache.block import owner_salt

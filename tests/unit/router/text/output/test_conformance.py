@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from router.text.output.output_formats import TOOL_FORMATS
 from router.text.output.parts import Part
-from router.text.output.tools.tool_formats import TOOL_FORMATS
 from tests.conformance.make_tool_outputs import FILE, HAND_WRITTEN, lines
 from tests.conformance.reading import joined, parsed, parser_of
 from tests.conformance.record_outputs import recorded_lines
@@ -17,6 +17,8 @@ COMPOSED, WRITTEN = (
 )
 RECORDED = [*WRITTEN, *COMPOSED, *recorded_lines()]
 KINDS = sorted({line["format"] for line in RECORDED})
+EACH_COUNT = pytest.mark.parametrize("answers", [60, pytest.param(300, marks=pytest.mark.slow)])
+"""Hostile answers of each format: few in the gate, and many in the slow suite."""
 
 
 def test_the_file_has_what_its_script_writes() -> None:
@@ -31,7 +33,7 @@ def test_recorded_answers_mean_the_parts_that_are_recorded_with_them(kind: str) 
         assert parsed(kind, [line["output"]], is_cut=is_cut(line)) == line["parts"], line["output"]
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [16, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_split_into_two_pieces_changes_the_parts(kind: str, every: int) -> None:
     for number, line in enumerate(of_kind(kind)):
@@ -47,7 +49,7 @@ def test_single_characters_and_random_pieces_mean_the_same_parts(kind: str) -> N
     for line in of_kind(kind):
         output = line["output"]
         assert parsed(kind, output, is_cut=is_cut(line)) == line["parts"], output
-        for _ in range(5):
+        for _ in range(2):
             cuts = sorted(draw.choices(range(len(output) + 1), k=6))
             pieces = [output[a:b] for a, b in zip([0, *cuts], [*cuts, len(output)], strict=True)]
             assert parsed(kind, pieces, is_cut=is_cut(line)) == line["parts"], pieces
@@ -68,19 +70,21 @@ def test_parts_of_a_beginning_are_a_beginning_of_the_parts(kind: str) -> None:
                 assert full[-1].startswith(last[-1]), (last, full)
 
 
+@EACH_COUNT
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_that_the_model_said_is_in_some_part(kind: str) -> None:
+def test_all_that_the_model_said_is_in_some_part(kind: str, answers: int) -> None:
     """Words are counted, because framing, whitespace next to it, and the writing of values may go."""
-    for seed in range(300):
+    for seed in range(answers):
         output = hostile(random.Random(f"{kind} {seed}"), kind)
         words = [word for part in parsed(kind, [output]) for text in part[1:] for word in word_list(text)]
         for word in set(word_list(output)):
             assert words.count(word) >= word_list(output).count(word), output
 
 
+@EACH_COUNT
 @pytest.mark.parametrize("kind", KINDS)
-def test_random_pieces_of_framing_mean_the_same_however_they_are_cut(kind: str) -> None:
-    for seed in range(300):
+def test_random_pieces_of_framing_mean_the_same_however_they_are_cut(kind: str, answers: int) -> None:
+    for seed in range(answers):
         draw = random.Random(f"{kind} {seed}")
         output = hostile(draw, kind)
         whole = parsed(kind, [output])

@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 
-from router.text.output import reasoning_formats
+from router.text.output.output_formats import REASONING_BY_NAME, TOOLS_BY_NAME
 from router.text.output.parsing import OutputFormats, Parsing, callable_tools
-from router.text.output.tools import tool_formats
 from twostroke.base.errors import ConfigError
 from twostroke.config.output import REASONING_PARSERS, TOOL_PARSERS, OutputConfig
 
 
 def test_flags_take_the_names_of_the_tables() -> None:
-    assert set(TOOL_PARSERS) == set(tool_formats.BY_NAME)
-    assert set(REASONING_PARSERS) == set(reasoning_formats.BY_NAME)
+    assert set(TOOL_PARSERS) == set(TOOLS_BY_NAME)
+    assert set(REASONING_PARSERS) == set(REASONING_BY_NAME)
 
 
 @pytest.mark.parametrize(

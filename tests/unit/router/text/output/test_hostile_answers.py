@@ -5,7 +5,7 @@ import cProfile
 import pytest
 
 from router.text.output.framing import MAX_HELD
-from router.text.output.tools.tool_formats import TOOL_FORMATS, ToolFormat
+from router.text.output.output_formats import TOOL_FORMATS, ToolFormat
 from tests.conformance.make_tool_outputs import TOOLS
 
 PIECES = (
@@ -29,7 +29,7 @@ def test_work_grows_no_faster_than_the_answer(kind: ToolFormat) -> None:
 def test_text_that_might_become_a_call_is_held_back_up_to_a_limit(kind: ToolFormat) -> None:
     for piece in PIECES:
         parser = kind.parser(TOOLS, str)
-        for _ in range(40_000 // len(piece)):
+        for _ in range(20_000 // len(piece)):
             parser.feed(piece)
         assert sum(len(part[-1]) for part in parser.flush()) <= MAX_HELD + len(piece), piece
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from router.text.output.framing import Unmarked
+from router.text.output.output_formats import TOOL_FORMATS, TOOLS_BY_NAME
 from router.text.output.parts import Part
-from router.text.output.tools.tool_formats import BY_NAME, TOOL_FORMATS
 from tests.conformance.make_tool_outputs import (
     TOOLS,
     Call,
@@ -44,7 +44,7 @@ WRITERS: Mapping[str, Sequence[Callable[[Sequence[Call]], str]]] = {
 def read(
     kind: str, pieces: Sequence[str], *, is_cut: bool = False, tools: Mapping[str, Any] = TOOLS
 ) -> list[list[str]]:
-    parser = BY_NAME[kind].parser(tools, lambda rank: f"call_{rank}")
+    parser = TOOLS_BY_NAME[kind].parser(tools, lambda rank: f"call_{rank}")
     parts = [part for piece in pieces for part in parser.feed(piece)]
     return joined([*parts, *parser.flush(is_cut=is_cut)])
 
@@ -269,7 +269,7 @@ NAMES_ALONE = ('{"name": "get_weather"}', '```json\n{"name": "get_weather"}\n```
 
 
 def test_an_object_without_its_mark_is_no_call_where_a_schema_asks_for_objects() -> None:
-    parser = BY_NAME["hermes"].parser(TOOLS, str, unmarked=Unmarked.NONE)
+    parser = TOOLS_BY_NAME["hermes"].parser(TOOLS, str, unmarked=Unmarked.NONE)
     parts: list[Part] = parser.feed(f"{HERMES}\n<tool_call>\n{HERMES}\n</tool_call>")
     assert joined_texts(parts) == HERMES
     assert parser.has_calls

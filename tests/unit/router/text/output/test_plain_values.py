@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from router.text.output.tools.tool_formats import BY_NAME
-from router.text.output.tools.tool_use import ToolUse
+from router.text.output.framing import ToolUse
+from router.text.output.output_formats import TOOLS_BY_NAME
 from router.text.output.values.admitted_values import ANYTHING, Admitted, admitted_by
 from router.text.output.values.plain_value import PlainValue
 from tests.conformance.reading import joined
@@ -99,7 +99,7 @@ def test_a_value_is_what_the_schema_admits() -> None:
     for schema, raw, value in RAW:
         output = call(raw)
         for cut in (0, *draw.choices(range(len(output)), k=3)):
-            parser = BY_NAME["qwen3_coder"].parser({"f": tool(schema)}, lambda rank: f"call_{rank}")
+            parser = TOOLS_BY_NAME["qwen3_coder"].parser({"f": tool(schema)}, lambda rank: f"call_{rank}")
             (said,) = joined([*parser.feed(output[:cut]), *parser.feed(output[cut:]), *parser.flush()])
             read = json.loads(said[2])
             assert read == {"value": value}, (schema, raw)
@@ -168,7 +168,7 @@ def test_an_optional_text_is_streamed_as_soon_as_it_is_not_null() -> None:
 
 def test_a_long_object_is_an_object() -> None:
     long = {"a": ["x" * 100] * 400}
-    parser = BY_NAME["qwen3_coder"].parser({"f": tool(OBJECT)}, str)
+    parser = TOOLS_BY_NAME["qwen3_coder"].parser({"f": tool(OBJECT)}, str)
     parts = [*parser.feed(call(json.dumps(long))), *parser.flush()]
     assert json.loads("".join(part[-1] for part in parts if len(part) == 4)) == {"value": long}
 

@@ -14,12 +14,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from router.metrics import RouterMetrics
 from router.requests.compiled_grammars import CompiledGrammars
-from router.text.output.answer_grammar import answer_grammar, unmarked_calls
-from router.text.output.framing import Unmarked
+from router.text.output.framing import ToolUse, Unmarked
+from router.text.output.grammars.answers import answer_grammar, unmarked_calls
+from router.text.output.output_formats import TOOL_FORMATS
 from router.text.output.parsing import OutputFormats, Parsing, callable_tools
 from router.text.output.parts import TextPart, ToolCallPart
-from router.text.output.tools.tool_formats import TOOL_FORMATS
-from router.text.output.tools.tool_use import ToolUse
 from router.text.structured.fields import structured_output
 from router.text.structured.output import StructuredOutput
 from router.text.tokenizer import ByteText

@@ -60,7 +60,7 @@ def test_a_lone_stream_gains_what_the_price_of_rows_and_the_chances_say(acceptan
     found = run(ONE_AT_ONCE, shape)
     assert shape.drafts is not None
     each = lone_stream_step(shape.drafts, CHEAP_ROWS)
-    expected_s = CHEAP_ROWS.with_drafts(each).of_streams(1, 0) / each.tokens
+    expected_s = CHEAP_ROWS.with_streams(each).of_streams(1, 0) / each.tokens
     assert token_s(without) == pytest.approx(CHEAP_ROWS.of_streams(1, 0), rel=0.01)
     assert token_s(found) == pytest.approx(expected_s, rel=0.08), "drafts end with their answer"
     assert token_s(found) < 0.8 * token_s(without)

@@ -20,7 +20,7 @@ from router.requests.client_request import ClientRequest
 from router.requests.params import MAX_REQUEST_ID_CHARS, check_request_id
 from router.requests.request_handler import RequestHandler
 from router.requests.resume import StreamPoint
-from router.text.output.events import TextEvent
+from router.text.output.events import TextEvent, WholeOutput
 from twostroke.base.errors import (
     DeadlineExceeded,
     Draining,
@@ -58,7 +58,7 @@ async def infer_whole(
     if wanted.stream:
         raise InvalidRequest("ModelInfer gives whole answers; ModelStreamInfer streams", field="stream")
     request = _client_request(wanted, auth, context, received_s)
-    whole = await handler.answer_whole(request, lambda: _Whole(_reply(handler, wanted)))
+    whole = await handler.answer_whole(request, lambda: WholeOutput(_reply(handler, wanted)))
     return whole.reply.response()
 
 
@@ -127,7 +127,7 @@ class RequestStream:
         del raw
         request = _client_request(wanted, auth, self._context, received_s)
         if not wanted.stream:
-            whole = await self._handler.answer_whole(request, lambda: _Whole(_reply(self._handler, wanted)))
+            whole = await self._handler.answer_whole(request, lambda: WholeOutput(_reply(self._handler, wanted)))
             for response in whole.reply.responses(is_last=True):
                 await self._write(kserve_pb2.ModelStreamInferResponse(infer_response=response))
             return
@@ -144,20 +144,6 @@ class RequestStream:
     async def _write(self, response: kserve_pb2.ModelStreamInferResponse) -> None:
         async with self._turn:
             await self._context.write(response)
-
-
-class _Whole:
-    """Keeps every event of a whole answer."""
-
-    is_ready = True
-
-    def __init__(self, reply: InferReply) -> None:
-        self.reply = reply
-        self.put = reply.add
-
-    def flush(self) -> None: ...
-
-    async def drain(self) -> None: ...
 
 
 class _Parts:

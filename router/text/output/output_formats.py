@@ -1,10 +1,11 @@
-"""The formats in which models write tool calls, one line each."""
+"""The formats in which models write tool calls and reasoning, one entry each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from router.text.output import think
 from router.text.output.collected_parts import CallIds
 from router.text.output.formats import harmony, hermes, llama3_json, mistral, pythonic, qwen3_coder
 from router.text.output.formats.harmony import HarmonySyntax
@@ -14,16 +15,16 @@ from router.text.output.formats.mistral import MistralSyntax
 from router.text.output.formats.pythonic import PythonicSyntax
 from router.text.output.formats.qwen3_coder import Qwen3CoderSyntax
 from router.text.output.framing import FramedParser, Framing, Syntax, Tools, Unmarked
-from router.text.output.tools.tool_grammar import MakeGrammar
+from router.text.output.grammars.calls import MakeGrammar
+from router.text.output.parts import OutputParser
+from router.text.output.think import ThinkParser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
     name: str
-    make: Callable[[Tools, Framing], Syntax]
+    make: type[Syntax]
     grammar: MakeGrammar
-    marks: tuple[str, ...]
-    """Texts that the syntax looks for in prose."""
     special: tuple[str, ...] = ()
     """Special tokens that the parser has to see, although clients do not."""
     signs: tuple[str, ...]
@@ -38,7 +39,7 @@ class ToolFormat:
         return self.id_prefix + drawn[: self.id_chars]
 
     def parser(self, tools: Tools, call_id: CallIds, *, unmarked: Unmarked = Unmarked.ANY) -> FramedParser:
-        framing = Framing(self.marks, call_id, unmarked=unmarked)
+        framing = Framing(self.make.MARKS, call_id, unmarked=unmarked)
         return FramedParser(self.make(tools, framing), framing)
 
 
@@ -47,7 +48,6 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
         name="harmony",
         grammar=harmony.grammar,
         make=HarmonySyntax,
-        marks=HarmonySyntax.MARKS,
         special=HarmonySyntax.MARKS,
         signs=(harmony.CHANNEL,),
         other_names=("openai",),
@@ -56,7 +56,6 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
         name="qwen3_coder",
         grammar=qwen3_coder.grammar,
         make=Qwen3CoderSyntax,
-        marks=Qwen3CoderSyntax.MARKS,
         special=("<tool_call>", "</tool_call>"),
         signs=("<function=",),
         other_names=("qwen3_xml",),
@@ -65,7 +64,6 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
         name="hermes",
         grammar=hermes.grammar,
         make=HermesSyntax,
-        marks=HermesSyntax.MARKS,
         special=(hermes.OPEN, hermes.CLOSE),
         signs=("<tool_call>",),
     ),
@@ -73,7 +71,6 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
         name="mistral",
         grammar=mistral.grammar,
         make=MistralSyntax,
-        marks=MistralSyntax.MARKS,
         special=(mistral.CALLS, mistral.ID, mistral.ARGUMENTS),
         signs=(mistral.CALLS,),
         id_prefix="",
@@ -83,7 +80,6 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
         name="pythonic",
         grammar=pythonic.grammar,
         make=PythonicSyntax,
-        marks=PythonicSyntax.MARKS,
         special=PythonicSyntax.MARKS,
         signs=(pythonic.START, "[func_name1("),
         other_names=("llama4_pythonic",),
@@ -92,7 +88,6 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
         name="llama3_json",
         grammar=llama3_json.grammar,
         make=Llama3JsonSyntax,
-        marks=Llama3JsonSyntax.MARKS,
         special=Llama3JsonSyntax.MARKS,
         signs=(llama3_json.PYTHON_TAG, '"parameters": dictionary of argument name'),
         other_names=("llama4_json",),
@@ -100,9 +95,47 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
 )
 """Templates are compared in this order: later formats have signs that templates of earlier ones may have, too."""
 
-BY_NAME: Mapping[str, ToolFormat] = {name: each for each in TOOL_FORMATS for name in (each.name, *each.other_names)}
+TOOLS_BY_NAME: Mapping[str, ToolFormat] = {
+    name: each for each in TOOL_FORMATS for name in (each.name, *each.other_names)
+}
 
 
-def format_in(template: str) -> ToolFormat | None:
+def tool_format_in(template: str) -> ToolFormat | None:
     """Returns the format that a chat template asks for; None: it knows no tools, or another format."""
     return next((each for each in TOOL_FORMATS if any(sign in template for sign in each.signs)), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningFormat:
+    name: str
+    make: Callable[[bool], OutputParser] | None
+    """Takes whether the prompt has begun the reasoning. None: the format of calls with this name splits it off, too."""
+    opening: str = ""
+    """A prompt that ends with this has begun the reasoning."""
+    special: tuple[str, ...] = ()
+    """Special tokens that the parser has to see, although clients do not."""
+    signs: tuple[str, ...]
+    """A chat template that has one of these texts is for a model that reasons so."""
+    other_names: tuple[str, ...] = ()
+
+
+REASONING_FORMATS: tuple[ReasoningFormat, ...] = (
+    ReasoningFormat(name="harmony", make=None, signs=(harmony.CHANNEL,), other_names=("openai_gptoss",)),
+    ReasoningFormat(
+        name="think",
+        make=lambda is_open: ThinkParser(is_open=is_open),
+        opening=think.OPEN,
+        special=(think.OPEN, think.CLOSE),
+        signs=(think.OPEN, think.CLOSE),
+        other_names=("deepseek_r1", "qwen3"),
+    ),
+)
+
+REASONING_BY_NAME: Mapping[str, ReasoningFormat] = {
+    name: each for each in REASONING_FORMATS for name in (each.name, *each.other_names)
+}
+
+
+def reasoning_format_in(template: str) -> ReasoningFormat | None:
+    """Returns the format of the model that a chat template is for; None: it does not reason, or in another format."""
+    return next((each for each in REASONING_FORMATS if any(sign in template for sign in each.signs)), None)

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from router.dialects.kserve.description import model_config, model_metadata, server_metadata
 from router.dialects.kserve.schema import check_version
+from router.endpoints.openapi import ClientPage
 from router.requests.request_handler import RequestHandler
 
-LIVE_PATH, READY_PATH = "/v2/health/live", "/v2/health/ready"
-SERVER_PATH = "/v2"
 _MODEL, _VERSION = "/v2/models/{model:path}", "/versions/{version}"
-
-Page = Callable[[Request], Awaitable[Response]]
 
 
 class KServePages:
     def __init__(self, handler: RequestHandler) -> None:
         self._handler = handler
 
-    def pages(self) -> list[tuple[str, Page]]:
+    def pages(self) -> list[ClientPage]:
         """Returns the paths and what they show. A model's name may have slashes: the longest paths come first."""
         of_models = (("/ready", self._model_ready), ("/config", self._config), ("", self._model))
         return [
-            (LIVE_PATH, self._live),
-            (READY_PATH, self._ready),
-            (SERVER_PATH, self._server),
-            *((f"{_MODEL}{_VERSION}{rest}", page) for rest, page in of_models),
-            *((f"{_MODEL}{rest}", page) for rest, page in of_models),
+            ClientPage("/v2/health/live", self._live, is_open=True),
+            ClientPage("/v2/health/ready", self._ready, is_open=True),
+            ClientPage("/v2", self._server),
+            *(ClientPage(f"{_MODEL}{_VERSION}{rest}", page) for rest, page in of_models),
+            *(ClientPage(f"{_MODEL}{rest}", page) for rest, page in of_models),
         ]
 
     async def _live(self, _: Request) -> Response:

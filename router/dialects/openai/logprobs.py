@@ -1,4 +1,4 @@
-"""What a completion shows of its prompt: the text before its own (`echo`), and logprobs in OpenAI's and vLLM's form."""
+"""Logprobs of answers and of prompts, in OpenAI's forms and in vLLM's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ from collections.abc import Callable, Sequence
 
 from router.dialects.reply import Json, finite
 from router.text.tokenizer import Text, token_text
-from twostroke.request import PromptLogprobs
+from twostroke.request import PromptLogprobs, SampledToken
+
+
+def chat_logprob(text: Text, name: Callable[[int], str], token: SampledToken) -> Json:
+    """Returns a token's logprob and those beside it, as chats and responses show it. `name`: what tokens are called."""
+
+    def entry(token: int, logprob: float | None) -> Json:
+        return {"token": name(token), "logprob": finite(logprob), "bytes": list(text.token_bytes(token))}
+
+    return {**entry(token.token, token.logprob), "top_logprobs": [entry(*other) for other in token.top]}
 
 
 def completion_logprobs(
@@ -54,12 +63,12 @@ def prompt_logprobs(text: Text, ids: Sequence[int], scores: PromptLogprobs | Non
     for place in range(len(scores or ())):
         assert scores is not None
         own = ids[place + 1]
-        entries = {own: _entry(text, own, scores.logprobs[place], scores.ranks[place])}
-        for rank, (token, logprob) in enumerate(scores.top(place)[:top], 1):
-            entries.setdefault(token, _entry(text, token, logprob, rank))
+        entries = {own: _entry(text, own, scores.logprobs[place], scores.ordinals[place])}
+        for position, (token, logprob) in enumerate(scores.top(place)[:top], 1):
+            entries.setdefault(token, _entry(text, token, logprob, position))
         shown[place + 1] = {str(token): entry for token, entry in entries.items()}
     return shown
 
 
-def _entry(text: Text, token: int, logprob: float, rank: int) -> Json:
-    return {"logprob": finite(logprob), "rank": rank, "decoded_token": token_text(text, token)}
+def _entry(text: Text, token: int, logprob: float, position: int) -> Json:
+    return {"logprob": finite(logprob), "rank": position, "decoded_token": token_text(text, token)}

@@ -12,16 +12,15 @@ import grpc.aio
 
 from router.requests.params import check_request_id, check_salt
 from router.requests.request_handler import RequestHandler
-from router.server_branch import RouterBranch, RouterParts
+from router.server_branch import RouterBranch, RouterParts, SupervisorCalls
 from twostroke.base.errors import InvalidRequest
 from twostroke.base.fault_points import Point, reach
 from twostroke.kv_cache.block import block_hashes_of, owner_salt
 from twostroke.kv_cache.pins.pin_table import Pin, pin_id_of
-from twostroke.rpc.channel import PeerChannel
-from twostroke.rpc.membership import Membership
 from twostroke.rpc.pins import pin_to_message
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import pins_pb2, pins_pb2_grpc
+from twostroke.rpc.v1.pins_pb2_grpc import PinsStub
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -34,15 +33,14 @@ MOST_NAMES = 256
 """Workers that one pin names."""
 
 
-class PinAdmin:
-    """What operators do with pins, over gRPC or in the console."""
+class PinAdmin(pins_pb2_grpc.PinAdminServicer):
+    """What operators do with pins, over gRPC or in the console, which has no context."""
 
-    def __init__(self, handler: RequestHandler, fleet_address: str, membership: Membership) -> None:
+    def __init__(self, handler: RequestHandler, supervisor: SupervisorCalls) -> None:
         self._handler = handler
-        self._fleet_address = fleet_address
-        self._membership = membership
+        self._supervisor = supervisor
 
-    async def add(self, request: pins_pb2.AddPinRequest) -> pins_pb2.AddPinResponse:
+    async def Add(self, request: pins_pb2.AddPinRequest, context: Context | None = None) -> pins_pb2.AddPinResponse:
         _check(request)
         facts = self._handler.dispatcher.facts
         named = self._handler.named(request.model)
@@ -68,12 +66,12 @@ class PinAdmin:
             expires_s=time.time() + request.ttl_s if request.HasField("ttl_s") else None,
             max_bytes=request.max_bytes,
             text=self._handler.text.decode(pinned[:64], skip_special_tokens=True),
-            conditions=None if named is None else named.conditions,
+            weights=None if named is None else named.ref,
         )
         message = pin_to_message(pin, facts.fingerprint, tuple(request.workers))
         put = pins_pb2.PutPinRequest(pin=message, per_role=request.per_role)
         reach(Point.ROUTER_PINNING)
-        reply: pins_pb2.PutPinResponse = await self._ask("Put", put)
+        reply: pins_pb2.PutPinResponse = await self._supervisor.ask(PinsStub, "Put", put, SUPERVISOR_S)
         return pins_pb2.AddPinResponse(
             pin_id=pin.pin_id,
             tokens=len(tokens),
@@ -82,36 +80,17 @@ class PinAdmin:
             held=reply.held,
         )
 
-    async def remove(self, request: pins_pb2.RemovePinRequest) -> pins_pb2.RemovePinResponse:
-        reply: pins_pb2.RemovePinResponse = await self._ask("Remove", request)
+    async def Remove(
+        self, request: pins_pb2.RemovePinRequest, context: Context | None = None
+    ) -> pins_pb2.RemovePinResponse:
+        reply: pins_pb2.RemovePinResponse = await self._supervisor.ask(PinsStub, "Remove", request, SUPERVISOR_S)
         return reply
 
-    async def list(self, request: pins_pb2.ListPinsRequest) -> pins_pb2.ListPinsResponse:
-        reply: pins_pb2.ListPinsResponse = await self._ask("List", request)
+    async def List(
+        self, request: pins_pb2.ListPinsRequest, context: Context | None = None
+    ) -> pins_pb2.ListPinsResponse:
+        reply: pins_pb2.ListPinsResponse = await self._supervisor.ask(PinsStub, "List", request, SUPERVISOR_S)
         return reply
-
-    async def _ask(self, method: str, request: Any) -> Any:
-        """Calls the supervisor, which remembers the pins. Raises what it raises, or PeerLost while it is away."""
-        channel = PeerChannel(self._fleet_address, self._membership)
-        try:
-            stub = pins_pb2_grpc.PinsStub(channel.channel)
-            return await channel.call(getattr(stub, method), request, SUPERVISOR_S)
-        finally:
-            await channel.close()
-
-
-class PinAdminService(pins_pb2_grpc.PinAdminServicer):
-    def __init__(self, pins: PinAdmin) -> None:
-        self._pins = pins
-
-    async def Add(self, request: pins_pb2.AddPinRequest, context: Context) -> pins_pb2.AddPinResponse:
-        return await self._pins.add(request)
-
-    async def Remove(self, request: pins_pb2.RemovePinRequest, context: Context) -> pins_pb2.RemovePinResponse:
-        return await self._pins.remove(request)
-
-    async def List(self, request: pins_pb2.ListPinsRequest, context: Context) -> pins_pb2.ListPinsResponse:
-        return await self._pins.list(request)
 
 
 def _check(request: pins_pb2.AddPinRequest) -> None:
@@ -132,8 +111,8 @@ def _check(request: pins_pb2.AddPinRequest) -> None:
 
 class RouterPins(RouterBranch):
     def __init__(self, parts: RouterParts) -> None:
-        self._admin = PinAdmin(parts.handler, parts.config.fleet_address, parts.membership)
+        self._admin = PinAdmin(parts.handler, parts.supervisor)
 
     def administer(self, rpc: RpcServer) -> None:
-        pins_pb2_grpc.add_PinAdminServicer_to_server(PinAdminService(self._admin), rpc.server)
+        pins_pb2_grpc.add_PinAdminServicer_to_server(self._admin, rpc.server)
         rpc.offer("twostroke.v1.PinAdmin", waits_for_ready=False, is_described=True)

@@ -15,7 +15,7 @@ from twostroke.base.errors import ContextLengthExceeded, InvalidRequest, NotFoun
 from twostroke.config import EndpointsConfig
 from twostroke.kv_cache.block import block_hashes_of, owner_salt
 from twostroke.kv_cache.pins.pin_table import pin_id_of
-from twostroke.request import AdapterRef, BlockConditions
+from twostroke.request import WeightsRef
 from twostroke.rpc.channel import error_of
 from twostroke.rpc.convert import hashes_from_bytes
 from twostroke.rpc.pins import pin_from_message
@@ -89,11 +89,11 @@ async def test_a_pin_has_the_hashes_that_requests_of_its_tenant_have() -> None:
 
 async def test_a_pin_of_an_adapter_has_the_hashes_that_its_requests_have_and_says_who_computes_it() -> None:
     async with router() as (frontend, supervisor):
-        ref = AdapterRef(b"a" * 16, "/loras/legal")
+        ref = WeightsRef(b"a" * 16, "/loras/legal")
         frontend.dispatcher.named_models = {"legal": NamedModel("legal", ref, 4, 100, 0.0)}
         await call(frontend, "Add", pins_pb2.AddPinRequest(text=TEXT, owner="ops", model="legal"))
         pin = pin_from_message(supervisor.puts[-1].pin)
-        assert pin.conditions == BlockConditions(ref)
+        assert pin.weights == ref
         await frontend.http.post("/v1/completions", json={"prompt": TEXT + "Where?", "model": "legal"})
         sent = frontend.dispatcher.requests[-1]
         assert (

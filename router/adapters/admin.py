@@ -1,31 +1,21 @@
 """Loads and unloads adapters: a router reads and checks the files, the supervisor remembers names for all routers."""
 
-# ruff: noqa: N802  # methods have the names that the .proto gives them
-
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
 
-import grpc.aio
-
-from router.endpoints.lora import LoraEndpoints
 from router.fleet.named_models import NamedModel, NamedModels
-from router.server_branch import RouterBranch, RouterParts
+from router.server_branch import SupervisorCalls
+from router.serving.parent_request import Dispatcher
 from twostroke.base.errors import ConfigError, InvalidRequest, NotFound, PeerLost
 from twostroke.config.adapters import MOST_NAME_CHARS, AdapterConfig
 from twostroke.models.adapters.shapes import ProjectionShapes
 from twostroke.models.adapters.store import check_place, take_in
-from twostroke.request import AdapterRef
-from twostroke.rpc.channel import PeerChannel
-from twostroke.rpc.membership import Membership
-from twostroke.rpc.server import RpcServer
-from twostroke.rpc.v1 import adapters_pb2, adapters_pb2_grpc
-
-Context = grpc.aio.ServicerContext[Any, Any]
+from twostroke.request import WeightsRef
+from twostroke.rpc.v1 import adapters_pb2
+from twostroke.rpc.v1.adapters_pb2_grpc import AdaptersStub
 
 SUPERVISOR_S = 10.0
 """Seconds for the supervisor to store a name."""
@@ -36,28 +26,16 @@ FIRST_TRIES_S = 60.0
 PAUSE_S = 0.25
 
 
-class FleetAdapters(Protocol):
-    """What the fleet serves, as this router knows it."""
-
-    @property
-    def named_models(self) -> NamedModels: ...
-
-    async def wait_for_named(self, holds: Callable[[NamedModels], bool], timeout_s: float) -> None:
-        """Returns once `holds` is true of the served adapters, or after `timeout_s`."""
-
-
 class AdapterAdmin:
     def __init__(
-        self, config: AdapterConfig, served: str, model_dir: str, fleet: FleetAdapters, fleet_address: str,
-        membership: Membership,
-    ) -> None:  # fmt: skip
+        self, config: AdapterConfig, served: str, model_dir: str, fleet: Dispatcher, supervisor: SupervisorCalls
+    ) -> None:
         """`served` is what clients call the model, and `model_dir` its folder, empty for a paced model."""
         self._config = config
         self._served = served
         self._shapes = ProjectionShapes.of_directory(Path(model_dir)) if model_dir else None
         self._fleet = fleet
-        self._fleet_address = fleet_address
-        self._membership = membership
+        self._supervisor = supervisor
         self._reading = asyncio.Lock()
         """Adapters are read one after the other: each may take gigabytes of memory."""
 
@@ -88,7 +66,7 @@ class AdapterAdmin:
         """Withdraws a name: requests that have begun go on. Raises NotFound, or PeerLost."""
         if name not in self.adapters:
             raise NotFound(f"The lora adapter {name!r} cannot be found.", field="lora_name")
-        await self._ask("Remove", adapters_pb2.RemoveAdapterRequest(name=name))
+        await self._supervisor.ask(AdaptersStub, "Remove", adapters_pb2.RemoveAdapterRequest(name=name), SUPERVISOR_S)
         await self._fleet.wait_for_named(lambda adapters: name not in adapters, VIEW_S)
 
     async def load_first(self) -> None:
@@ -107,7 +85,7 @@ class AdapterAdmin:
         while True:
             try:
                 request = adapters_pb2.PutAdapterRequest(adapter=adapter.to_message(), first=True)
-                await self._ask("Put", request)
+                await self._supervisor.ask(AdaptersStub, "Put", request, SUPERVISOR_S)
                 return
             except PeerLost:
                 if time.monotonic() > until_s:
@@ -119,12 +97,12 @@ class AdapterAdmin:
             adapter = await asyncio.to_thread(take_in, folder, most_lora_rank=self._config.max_lora_rank)
         if self._shapes is not None:
             adapter.check_fits(self._shapes)
-        ref = AdapterRef(adapter.digest, str(folder))
+        ref = WeightsRef(adapter.digest, str(folder))
         return NamedModel(name, ref, adapter.lora_rank, adapter.parameters, time.time())
 
     async def _put(self, adapter: NamedModel, *, replaces: bool) -> NamedModel:
         request = adapters_pb2.PutAdapterRequest(adapter=adapter.to_message(), replace=replaces)
-        await self._ask("Put", request)
+        await self._supervisor.ask(AdaptersStub, "Put", request, SUPERVISOR_S)
         name, digest = adapter.name, adapter.ref.digest
 
         def is_served(adapters: NamedModels) -> bool:
@@ -141,51 +119,3 @@ class AdapterAdmin:
             )
         if name == self._served:
             raise InvalidRequest(f"{name!r} is the name of the model itself", field="lora_name")
-
-    async def _ask(self, method: str, request: Any) -> Any:
-        channel = PeerChannel(self._fleet_address, self._membership)
-        try:
-            stub = adapters_pb2_grpc.AdaptersStub(channel.channel)
-            return await channel.call(getattr(stub, method), request, SUPERVISOR_S)
-        finally:
-            await channel.close()
-
-
-class AdapterAdminService(adapters_pb2_grpc.AdapterAdminServicer):
-    def __init__(self, admin: AdapterAdmin) -> None:
-        self._admin = admin
-
-    async def Load(
-        self, request: adapters_pb2.LoadAdapterRequest, context: Context
-    ) -> adapters_pb2.LoadAdapterResponse:
-        adapter = await self._admin.load(request.name, request.path, replaces=request.replace)
-        return adapters_pb2.LoadAdapterResponse(adapter=adapter.to_message())
-
-    async def Unload(
-        self, request: adapters_pb2.UnloadAdapterRequest, context: Context
-    ) -> adapters_pb2.UnloadAdapterResponse:
-        await self._admin.unload(request.name)
-        return adapters_pb2.UnloadAdapterResponse()
-
-    async def List(
-        self, request: adapters_pb2.ListAdaptersRequest, context: Context
-    ) -> adapters_pb2.ListAdaptersResponse:
-        adapters = [adapter.to_message() for _, adapter in sorted(self._admin.adapters.items())]
-        return adapters_pb2.ListAdaptersResponse(adapters=adapters)
-
-
-class RouterAdapters(RouterBranch):
-    def __init__(self, parts: RouterParts) -> None:
-        config, fleet = parts.config, parts.handler.dispatcher
-        self._admin = AdapterAdmin(
-            config.adapters, config.served_model_name, config.model_dir, fleet, config.fleet_address, parts.membership
-        )
-        if config.adapters.allow_runtime_lora_updating:
-            self.operators = LoraEndpoints(self._admin, config.cluster_token).calls()
-
-    def administer(self, rpc: RpcServer) -> None:
-        adapters_pb2_grpc.add_AdapterAdminServicer_to_server(AdapterAdminService(self._admin), rpc.server)
-        rpc.offer("twostroke.v1.AdapterAdmin", waits_for_ready=False, is_described=True)
-
-    async def open(self) -> None:
-        await self._admin.load_first()

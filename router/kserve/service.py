@@ -15,18 +15,30 @@ from google.protobuf import json_format
 from router.dialects.kserve.description import model_config, model_metadata, server_metadata
 from router.dialects.kserve.schema import check_version
 from router.endpoints.grpc.calls import AuthenticatedCalls
-from router.endpoints.kserve.pages import is_ready
-from router.endpoints.kserve.request_stream import RequestStream, infer_whole
+from router.kserve.pages import KServePages, is_ready
+from router.kserve.request_stream import RequestStream, infer_whole
 from router.requests.request_handler import RequestHandler
+from router.server_branch import RouterBranch, RouterParts
 from twostroke.base.errors import NotFound
 from twostroke.rpc.entrance import Context
+from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import kserve_pb2 as kserve
 
 SERVICE_NAME = kserve.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
-OPEN_METHODS = tuple(f"/{SERVICE_NAME}/{name}" for name in ("ServerLive", "ServerReady"))
-"""Methods that need no API key, as /live and /ready."""
-
 _Named = kserve.ModelReadyRequest | kserve.ModelMetadataRequest | kserve.ModelConfigRequest
+
+
+class KServe(RouterBranch):
+    services = (SERVICE_NAME,)
+    open_methods = tuple(f"/{SERVICE_NAME}/{name}" for name in ("ServerLive", "ServerReady"))
+    """Methods that need no API key, as /live and /ready."""
+
+    def __init__(self, parts: RouterParts) -> None:
+        self._service = KServeService(parts.handler, parts.calls)
+        self.pages = KServePages(parts.handler).pages()
+
+    def serve(self, rpc: RpcServer) -> None:
+        self._service.add_to(rpc.server)
 
 
 class KServeService:

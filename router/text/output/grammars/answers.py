@@ -7,20 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from router.text.output import think
-from router.text.output.framing import Unmarked
-from router.text.output.marks import Marks
-from router.text.output.parsing import Parsing
-from router.text.output.tools import tool_formats
-from router.text.output.tools.tool_grammar import (
+from router.text.output.framing import ToolUse, Unmarked
+from router.text.output.grammars.calls import (
     MAX_UNMARKED_TOOLS,
     Before,
+    Marks,
     ToolSchema,
     grammar_source,
     json_rule,
     tool_schemas,
     with_any_arguments,
 )
-from router.text.output.tools.tool_use import ToolUse
+from router.text.output.output_formats import TOOLS_BY_NAME
+from router.text.output.parsing import Parsing
 from router.text.structured.output import StructuredOutput
 from router.text.structured.sources import schema_of
 from twostroke.base.errors import InvalidRequest, UnsupportedFeature
@@ -77,7 +76,7 @@ def _grammar_of(
     added_token: Callable[[str], int | None],
 ) -> StructuredOutput:
     marks = Marks(added_token)
-    form = tool_formats.BY_NAME[parsing.formats.calls]
+    form = TOOLS_BY_NAME[parsing.formats.calls]
     calls = form.grammar(tools, use, marks)
     answer = None if wanted is None or use.must_call else _rule_of(wanted, is_possible=not calls.begins_as_json)
     before: Before = ("", [])

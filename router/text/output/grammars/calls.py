@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from router.json_body import wrong_kind
-from router.text.output.marks import Marks, quoted
-from router.text.output.tools.tool_use import ToolUse
+from router.text.output.framing import ToolUse
+from router.text.output.values.json_scanner import quoted
 from router.text.structured.json_schema import UnsupportedSchema, checked_schema
 from router.text.structured.sources import json_options
 from twostroke.base.client_text import shown
@@ -25,6 +25,39 @@ MAX_UNMARKED_TOOLS = 32
 
 ANY_ARGUMENTS: Json = {"type": "object"}
 NO_ARGUMENTS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Writes marks as terms of a grammar.
+
+    A mark with a token of its own may be spelled in ordinary tokens, too. A model that never learned the token spells
+    it, and parsers see only text: a spelled call has to keep to the same grammar.
+    """
+
+    added_token: Callable[[str], int | None]
+    """Returns the token of a text that has one of its own."""
+
+    def is_token(self, text: str) -> bool:
+        return self.added_token(text) is not None
+
+    def term(self, text: str) -> str:
+        token = self.added_token(text)
+        return quoted(text) if token is None else f"(<[{token}]> | {quoted(text)})"
+
+    def after_text(self, text: str) -> str:
+        """Returns the expression of any text up to and with the mark; it needs the rule `TEXT`, and `lazy_rule`."""
+        token = self.added_token(text)
+        return _lazy_name(text) if token is None else f"({_lazy_name(text)} | TEXT <[{token}]>)"
+
+    @staticmethod
+    def lazy_rule(text: str) -> str:
+        """Returns the rule of text that ends where the mark is spelled first."""
+        return f"{_lazy_name(text)}[lazy]: TEXT {quoted(text)}"
+
+
+def _lazy_name(text: str) -> str:
+    return "up_to_" + "".join(char if char.isascii() and char.isalnum() else "_" for char in text).lower()
 
 
 @dataclass(frozen=True, slots=True)
