@@ -8,11 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from cluster import cli
-from cluster.cli import Command, Program
+from cluster import commands
+from cluster.cli import DESCRIPTION, Program
+from cluster.commands import Command
 
 COMMANDS = {
-    **cli.COMMANDS,
+    **commands.COMMANDS,
     "chat": Command("tools.chat.command", "talk to a running server"),
     "doctor": Command("tools.doctor.command", "send a chat twice and say why its prompt was reused, or was not"),
     "simulate": Command("tools.simulate.command", "play a trace against policies and fleets in virtual time"),
@@ -21,7 +22,7 @@ COMMANDS = {
 }
 PACKAGES = frozenset({"aiohttp", "matplotlib", "prompt_toolkit"})
 """The import names of the extra's packages."""
-PROGRAM = Program("twostroke", cli.DESCRIPTION, COMMANDS, extra="tools", packages=PACKAGES)
+PROGRAM = Program("twostroke", DESCRIPTION, COMMANDS, extra="tools", packages=PACKAGES)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -28,12 +28,6 @@ class ClusterFile:
     config: ClusterConfig
     source: FileSource
 
-    @contextlib.contextmanager
-    def blamed(self) -> Iterator[None]:
-        """Gives ConfigErrors about a key the file and the line."""
-        with self.source.blamed():
-            yield
-
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
@@ -50,7 +44,8 @@ class FileSource:
         return ConfigError(f"{at}: {why}", field=path)
 
     @contextlib.contextmanager
-    def blamed(self) -> Iterator[None]:
+    def naming_lines(self) -> Iterator[None]:
+        """Lets a ConfigError within that is about a key say the file and the line."""
         try:
             yield
         except ConfigError as error:
@@ -86,7 +81,7 @@ def load(text: str, name: str, address: str | None = None) -> ClusterFile:
     }
     if address is not None:
         values[leaves()["ray.address"]] = address
-    with source.blamed():
+    with source.naming_lines():
         config = build(ClusterConfig, values)
     prefill, decode = (_role(role, whole.value.get(role), source) for role in ROLES)
     return ClusterFile(config.replace(prefill_role=prefill, decode_role=decode), source)

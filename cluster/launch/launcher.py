@@ -21,6 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from cluster import ports
+from cluster.branches import FURTHER_MODELS
 from cluster.clients import admin_access, control_socket, state_file
 from cluster.fetching import fetch_with_progress
 from cluster.flags.token import read as read_token
@@ -37,13 +38,6 @@ from twostroke.config import PACED_PREFIX, ClusterConfig
 from twostroke.engine.backends.paced.runner import PacedSpec
 from twostroke.models.catalog.places import locate
 from twostroke.models.checks.preflight import check_model
-from twostroke.models.drafts.check import (
-    check_draft,
-    check_draft_size,
-    draft_dir,
-    naming_draft,
-    plan_draft,
-)
 
 if TYPE_CHECKING:  # loads ray, which reads its environment when it is imported
     from cluster.launch.supervisor_client import SupervisorClient
@@ -274,9 +268,9 @@ def _with_absolute_model(config: ClusterConfig) -> ClusterConfig:
 
     The model's public name stays the same.
     """
-    model, draft = config.model, config.schedule.draft_model
-    if draft is not None and Path(draft).exists():
-        config = config.replace(schedule=config.schedule.replace(draft_model=str(Path(draft).resolve())))
+    model = config.model
+    for further in FURTHER_MODELS:
+        config = further.with_absolute_path(config)
     if model.is_paced or not Path(model.model).exists():
         return config
     absolute = model.replace(model=str(Path(model.model).resolve()), served_model_name=model.public_name)
@@ -291,19 +285,6 @@ def _model_dir(config: ClusterConfig) -> str:
         return ""
     directory = locate(model.model, model.dtype) or fetch_with_progress(model.model, model.dtype)
     check_model(directory, model)
-    _have_draft_model(config, directory)
+    for further in FURTHER_MODELS:
+        further.fetch_and_check(config, directory, fetch_with_progress)
     return str(directory)
-
-
-def _have_draft_model(config: ClusterConfig, directory: Path) -> None:
-    """Fetches the draft model, if any, and checks that it can propose tokens for the model in a directory."""
-    name, model = config.schedule.draft_model, config.model
-    if name is None:
-        return
-    with naming_draft(name):
-        draft = draft_dir(name, model.dtype) or fetch_with_progress(name, model.dtype)
-        alone = model.replace(model=name, served_model_name=None, max_model_len=None)
-        check_model(draft, alone.replace(tp=1, prefill_tp=None, decode_tp=None))  # one rank computes all of it
-    check_draft(name, draft, directory)
-    check_draft_size(name, draft, directory, model)
-    plan_draft(draft, model, config.cache, config.schedule)

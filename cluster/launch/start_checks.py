@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from cluster import ports
+from cluster.branches import FURTHER_MODELS
 from cluster.flags.checks import file_can_be_made
 from cluster.flags.tls import check as check_tls
 from cluster.flags.token import read as read_token
@@ -121,7 +122,5 @@ def _check_memory(config: ClusterConfig) -> None:
     flag = "--kv-cache-memory and --host-cache" if config.cache.host_cache_bytes else "--kv-cache-memory"
     free_bytes = available_memory_bytes()
     refuse_more_than_free(each_bytes, free_bytes, workers=workers, flag=flag)
-    if config.schedule.draft_model is not None:
-        free_bytes -= workers * each_bytes
-        draft_bytes = config.schedule.draft_cache_bytes
-        refuse_more_than_free(draft_bytes, free_bytes, workers=config.decode, flag="--draft-cache-memory")
+    for further in FURTHER_MODELS:
+        further.check_memory(config, free_bytes - workers * each_bytes)

@@ -55,25 +55,30 @@ def check() -> ssl.SSLContext | None:
 
 def check_head(host: str, port: int, context: ssl.SSLContext | None) -> None:
     """Raises ConfigError where only one of the two speaks TLS, or where the head shows another CA's certificate."""
-    said = f"--address {host}:{port}: Ray's head"
+    why = _refuses_plain(host, port) if context is None else _refuses_tls(host, port, context)
+    if why:
+        raise ConfigError(f"--address {host}:{port}: Ray's head {why}", field="--address")
+
+
+def _refuses_plain(host: str, port: int) -> str:
+    """Returns why we cannot speak without TLS; empty where nothing speaks TLS there."""
+    with contextlib.suppress(OSError):  # SSLError is one
+        _shake_hands(host, port, _trusting())
+        return f"speaks TLS: set RAY_USE_TLS=1, {', '.join(CERTIFICATES)}"
+    return ""
+
+
+def _refuses_tls(host: str, port: int, context: ssl.SSLContext) -> str:
+    """Returns why we cannot speak TLS; empty where we can, and for what only a call shows."""
     try:
-        _shake_hands(host, port, context or _trusting())
+        _shake_hands(host, port, context)
     except ssl.SSLCertVerificationError as error:
-        if context is not None:
-            why = f"{said} shows a certificate that RAY_TLS_CA_CERT does not take: {error.verify_message}"
-            raise ConfigError(why, field="--address") from error
+        return f"shows a certificate that RAY_TLS_CA_CERT does not take: {error.verify_message}"
     except ssl.SSLError as error:
-        if context is not None and error.reason == NO_TLS:
-            raise ConfigError(f"{said} speaks no TLS, and RAY_USE_TLS is set here", field="--address") from error
+        return "speaks no TLS, and RAY_USE_TLS is set here" if error.reason == NO_TLS else ""
     except OSError as error:
-        if context is not None:
-            raise ConfigError(
-                f"{said} does not speak TLS within {HANDSHAKE_S:g} s: {error}", field="--address"
-            ) from error
-    else:
-        if context is None:
-            variables = ", ".join(CERTIFICATES)
-            raise ConfigError(f"{said} speaks TLS: set RAY_USE_TLS=1, {variables}", field="--address")
+        return f"does not speak TLS within {HANDSHAKE_S:g} s: {error}"
+    return ""
 
 
 def channel_to(host: str, port: int, context: ssl.SSLContext | None) -> grpc.Channel:

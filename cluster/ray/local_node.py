@@ -58,11 +58,11 @@ def local_nodes() -> Iterator[None]:
 
 def without_agents(raylet: list[str]) -> list[str]:
     """Returns a raylet's command with idle agents."""
-    command = [_AGENT_PORTS.sub(rf"--\1port={NOWHERE}", word) for word in raylet]
-    return [
-        *(
-            found[0] + subprocess.list2cmdline(IDLE_AGENT) if (found := _AGENT_COMMANDS.match(word)) else word
-            for word in command
-        ),
-        f"--dashboard_agent_listen_port={NOWHERE}",
-    ]
+    return [*map(_without_agent, raylet), f"--dashboard_agent_listen_port={NOWHERE}"]
+
+
+def _without_agent(word: str) -> str:
+    """Returns a word of the command that starts no agent and names none of their ports."""
+    if command_of := _AGENT_COMMANDS.match(word):
+        return command_of[0] + subprocess.list2cmdline(IDLE_AGENT)
+    return _AGENT_PORTS.sub(rf"--\1port={NOWHERE}", word)

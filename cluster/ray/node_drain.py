@@ -73,17 +73,16 @@ def _until_left(node: Node, until_s: float) -> tuple[str, ...]:
         supervisor = ray_session.find_supervisor()
     except NotFound:
         return ()  # without a fleet there are no workers here
-    seen: tuple[str, ...] = ()
+    snapshots = supervisor.snapshot.options(max_task_retries=-1)
+    left: dict[str, None] = {}
     here: list[str] = []
     version = -1
     while time.monotonic() < until_s:
-        snapshot: FleetSnapshot = ray.get(
-            supervisor.snapshot.options(max_task_retries=-1).remote(version), timeout=AFTER_DEADLINE_S
-        )
+        snapshot: FleetSnapshot = ray.get(snapshots.remote(version), timeout=AFTER_DEADLINE_S)
         version, here = snapshot.version, _workers_on(snapshot, node)
-        seen += tuple(name for name in here if name not in seen)
         if not here:
-            return seen
+            return tuple(left)
+        left.update(dict.fromkeys(here))
     raise PeerLost(f"after the deadline, {', '.join(here)} are still on {node.address}")
 
 

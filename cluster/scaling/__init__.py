@@ -2,5 +2,4 @@
 
 capacity  says how many workers a load needs to keep its latency targets
 planner   decides from what was observed how many workers there should be now
-status    what operators are told
 """

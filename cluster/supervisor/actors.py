@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import ray
 
+from cluster.branches import FURTHER_MODELS
 from cluster.values.desired_state import Checkpoint
 from cluster.values.spec import NODE_ADDRESS
 from twostroke.base import allocator
@@ -248,6 +249,5 @@ MOUNTS: dict[Role, type[MountedWorker]] = {Role.PREFILL: PrefillActor, Role.DECO
 
 def _models(config: WorkerConfig) -> list[str]:
     """Returns the names of the models that a worker loads."""
-    names = [] if config.model.is_paced else [config.model.model]
-    draft = config.schedule.draft_model
-    return [*names, draft] if draft is not None and config.can_sample else names
+    own = [] if config.model.is_paced else [config.model.model]
+    return [*own, *(name for further in FURTHER_MODELS for name in further.loaded_by(config))]

@@ -17,12 +17,13 @@ from typing import Any, Final
 import grpc.aio
 
 from cluster.supervisor.backend import MessageStore
+from cluster.supervisor.fleet import SupervisedFleet
 from cluster.supervisor.stored import DIGEST_BYTES, StoredMessages
 from twostroke.base.errors import InvalidRequest, NotFound, Overloaded, ServeError
 from twostroke.models.adapters.store import CopyOwner
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.membership import Membership
-from twostroke.rpc.v1 import adapters_pb2, adapters_pb2_grpc
+from twostroke.rpc.v1 import adapters_pb2, adapters_pb2_grpc, fleet_pb2
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class NamedAdapters(adapters_pb2_grpc.AdaptersServicer):
+    """A `cluster.supervisor.branches.SupervisorBranch`."""
+
+    service = "Adapters"
+
     def __init__(
         self,
         store: MessageStore,
@@ -61,8 +66,18 @@ class NamedAdapters(adapters_pb2_grpc.AdaptersServicer):
             with contextlib.suppress(OSError):
                 self._copies.keep(self._kept)
 
-    def to_messages(self) -> list[adapters_pb2.NamedAdapter]:
-        return [each for each in self._known.values() if each.adapter.digest]
+    @classmethod
+    def of(cls, fleet: SupervisedFleet, store: MessageStore, membership: Membership) -> NamedAdapters:
+        return cls(store, fleet.publish, fleet.addresses, membership)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        adapters_pb2_grpc.add_AdaptersServicer_to_server(self, server)
+
+    def add_to_view(self, view: fleet_pb2.FleetView) -> None:
+        view.adapters.extend(each for each in self._known.values() if each.adapter.digest)
+
+    async def begun(self, worker_id: str) -> None:
+        """Brings nothing: a worker fetches an adapter with the first request for it."""
 
     async def Put(  # noqa: N802  # the name in the .proto
         self, request: adapters_pb2.PutAdapterRequest, context: Context

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 
 from cluster.supervisor.actors import ActorLocation
 from cluster.supervisor.backend import WorkerDied, WorkerHandle
@@ -24,8 +24,8 @@ RETURNED = InternalError("run() returned although nobody asked the worker to shu
 
 
 class WorkerEpochs:
-    def __init__(self, parts: FleetParts, begun: Callable[[str], Coroutine[None, None, None]]) -> None:
-        """`begun` is run for each worker that begins to serve."""
+    def __init__(self, parts: FleetParts, begun: Sequence[Callable[[str], Coroutine[None, None, None]]]) -> None:
+        """Each of `begun` is run for each worker that begins to serve."""
         self._parts = parts
         self._begun = begun
         self._is_stopped = False
@@ -100,7 +100,8 @@ class WorkerEpochs:
         log.info("worker serves worker=%s address=%s epoch=%s", worker_id, serving.address, serving.epoch)
         self._parts.fleet.serve(worker_id, serving)
         self._parts.drains.resume(worker_id, tasks, shall_switch=self._parts.desired.shall_switch(worker_id))
-        tasks.create_task(self._begun(worker_id))
+        for begun in self._begun:
+            tasks.create_task(begun(worker_id))
         await recycle_when_frozen(worker_id, handle)
 
     def _end(self, worker_id: str, ending: ServeError) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import replace
 
 from cluster.supervisor.actors import ActorLocation, Serving
@@ -65,6 +65,10 @@ class SupervisedFleet:
     def fingerprints(self) -> list[str]:
         """Returns those of all workers that serve."""
         return [each.serving_now.fingerprint for each in self.workers() if each.serving_now is not None]
+
+    def addresses(self) -> list[str]:
+        """Returns the addresses of the workers that serve."""
+        return [each.serving_now.address for each in self.workers() if each.serving_now is not None]
 
     def has_no_room(self, worker_id: str) -> bool:
         """Whether the worker's next process has waited for a node for long."""
@@ -191,3 +195,26 @@ class SupervisedFleet:
         """Lets everybody who waits for a change look again."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+class Changes:
+    """Keeps which workers are changed now: they leave, begin anew, fall asleep or switch role."""
+
+    def __init__(self, fleet: SupervisedFleet) -> None:
+        self._fleet = fleet
+        self._busy: set[str] = set()
+
+    @property
+    def busy(self) -> frozenset[str]:
+        """Ids of the workers that are changed now."""
+        return frozenset(self._busy)
+
+    def begin(self, worker_id: str, work: Coroutine[None, None, None], tasks: asyncio.TaskGroup) -> None:
+        """Changes a worker in a task of `tasks`. It is busy until that has ended."""
+        self._busy.add(worker_id)
+        task = tasks.create_task(work)
+        task.add_done_callback(lambda _: self._end(worker_id))
+
+    def _end(self, worker_id: str) -> None:
+        self._busy.discard(worker_id)
+        self._fleet.wake()

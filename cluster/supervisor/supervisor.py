@@ -12,19 +12,15 @@ from typing import Any
 
 import ray
 
-from cluster.supervisor.adapters import NamedAdapters
 from cluster.supervisor.backend import FleetBackend
+from cluster.supervisor.branches import branches_of
 from cluster.supervisor.epochs import WorkerEpochs
-from cluster.supervisor.fleet import SupervisedFleet
+from cluster.supervisor.fleet import Changes, SupervisedFleet
 from cluster.supervisor.fleet_service import FleetService
-from cluster.supervisor.pins.service import FleetPins
-from cluster.supervisor.pins.wanted import PinHolder
 from cluster.supervisor.reconcile.autoscaler import Autoscaler
-from cluster.supervisor.reconcile.changes import Changes
 from cluster.supervisor.reconcile.commands import WorkerCommands
 from cluster.supervisor.reconcile.desired import DesiredFleet
-from cluster.supervisor.reconcile.drains import Drains
-from cluster.supervisor.reconcile.node_watch import NodeWatch
+from cluster.supervisor.reconcile.drains import Drains, NodeWatch
 from cluster.supervisor.reconcile.parts import FleetParts
 from cluster.supervisor.reconcile.plan import Create, WorkerStage, plan
 from cluster.supervisor.reconcile.reconciler import Reconciler
@@ -38,7 +34,7 @@ from twostroke.base.errors import PeerLost
 from twostroke.config import Role
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
-from twostroke.rpc.v1 import adapters_pb2_grpc, fleet_pb2, fleet_pb2_grpc, pins_pb2_grpc
+from twostroke.rpc.v1 import fleet_pb2, fleet_pb2_grpc
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +60,8 @@ class Supervisor:
         self._commands = WorkerCommands(parts, self._reconciler)
         self._autoscaler = Autoscaler(desired, spec, clock)
         self._service = FleetService(self.drain, self._autoscaler.report, self.assign_role)
-        self._pins = FleetPins(self._pin_holders, backend, self._membership)
-        self._adapters = NamedAdapters(backend, fleet.publish, self._addresses, self._membership)
-        self._epochs = WorkerEpochs(parts, self._pins.give)
+        self._branches = branches_of(fleet, backend, self._membership)
+        self._epochs = WorkerEpochs(parts, [branch.begun for branch in self._branches])
         self._nodes = NodeWatch(backend, fleet, drains)
         self._worker_tasks: asyncio.TaskGroup | None = None
         self._stopping = asyncio.Event()
@@ -167,18 +162,17 @@ class Supervisor:
         self._stopping.set()
         self._epochs.stop()
         exits = await self._fleet.remove_processes()
-        await self._adapters.stop()
-        await self._pins.stop()  # what is stored now would outlive the fleet
+        await self._stop_branches()  # what is stored now would outlive the fleet
         self._backend.forget()
         return exits
 
     async def _run(self) -> None:
         server = self._server()
         fleet_pb2_grpc.add_FleetServicer_to_server(self._service, server.server)
-        pins_pb2_grpc.add_PinsServicer_to_server(self._pins, server.server)
-        adapters_pb2_grpc.add_AdaptersServicer_to_server(self._adapters, server.server)
-        for service in ("Fleet", "Pins", "Adapters"):
-            server.offer(f"twostroke.v1.{service}")
+        server.offer("twostroke.v1.Fleet")
+        for branch in self._branches:
+            branch.add_to(server.server)
+            server.offer(f"twostroke.v1.{branch.service}")
         self._fleet.publish()
         await server.start()
         await server.set_serving(True)
@@ -195,7 +189,11 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(keeper, stopping, return_exceptions=True)
             await server.stop(0)
-            await self._pins.stop()
+            await self._stop_branches()
+
+    async def _stop_branches(self) -> None:
+        for branch in self._branches:
+            await branch.stop()
 
     def _server(self) -> RpcServer:
         server = RpcServer(
@@ -240,8 +238,9 @@ class Supervisor:
             workers=[worker.to_message() for worker in workers if worker.observed.stage not in _AWAY],
             scaling=self._scaling_message(),
             fingerprint=routed_fingerprint(serving, self._desired.state.weights),
-            adapters=self._adapters.to_messages(),
         )
+        for branch in self._branches:
+            branch.add_to_view(view)
         self._service.publish(view)
 
     def _scaling_message(self) -> fleet_pb2.Scaling:
@@ -254,14 +253,3 @@ class Supervisor:
             switches=self._reconciler.switches,
             reloading=self._reloads.is_running,
         )
-
-    def _pin_holders(self) -> list[PinHolder]:
-        return [
-            PinHolder(worker.worker_id, worker.role, worker.serving_now)
-            for worker in self._fleet.workers()
-            if worker.observed.stage is not WorkerStage.DRAINED
-        ]
-
-    def _addresses(self) -> list[str]:
-        """Returns the addresses of the workers that serve."""
-        return [worker.serving_now.address for worker in self._fleet.workers() if worker.serving_now is not None]

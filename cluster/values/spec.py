@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from cluster.ports import check_distinct
 from cluster.values.placement import gpus_of
 from cluster.values.worker_counts import LatencyTargets, WorkerCounts
 from twostroke.base.credentials import TlsConfig
 from twostroke.config import Bounds, ClusterConfig, Role, RoleConfig, RouterConfig, ScalingConfig, WorkerConfig
+from twostroke.config.settings import Settings
 
 NODE_ADDRESS = ""
 """A worker's host that stands for the address of the Ray node its actor is on, which is known only there."""
@@ -106,18 +108,17 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
             worker_id=f"{role}-{index}",
             flexible=scaling.may_switch(config.prefill, config.decode),
             host=host,
-            ports=config.ports,
             cluster_token=token,
             cluster_tls=config.certificates.cluster,
-            model=model,
-            cache=cache if gpus_of(model, role) > 1 else shared,
-            schedule=config.schedule,
-            adapters=config.adapters,
             slo_ttft_s=config.routing.slo_ttft_s,
             slo_itl_s=scaling.slo_itl_s,
-            runtime=config.runtime.replace(threads=config.role(role).threads or config.runtime.threads),
-            patience=config.patience,
-            tracing=config.tracing,
+            **_groups_of(
+                config,
+                WorkerConfig,
+                model=model,
+                cache=cache if gpus_of(model, role) > 1 else shared,
+                runtime=config.runtime.replace(threads=config.role(role).threads or config.runtime.threads),
+            ),
         )
         for role, count in config.counts
         for index in range(count)
@@ -174,21 +175,26 @@ def _of_routers(config: ClusterConfig) -> str:
 def router_configs(config: ClusterConfig, *, token: str, fleet_address: str, model_dir: str) -> list[RouterConfig]:
     return [
         RouterConfig(
-            listen=config.listen.replace(http_port=ports.http, grpc_port=ports.grpc),
-            endpoints=config.endpoints.replace(admin_port=ports.admin, metrics_port=ports.metrics),
             fleet_address=fleet_address,
             cluster_token=token,
             tls=config.certificates.clients,
             cluster_tls=config.certificates.cluster,
             model_dir=model_dir,
             served_model_name=config.model.public_name,
-            routing=config.routing,
             number=index,
             drain_grace_s=LAUNCHED_GRACE_S,
-            patience=config.patience,
-            adapters=config.adapters,
-            output=config.output,
-            tracing=config.tracing,
+            **_groups_of(
+                config,
+                RouterConfig,
+                listen=config.listen.replace(http_port=ports.http, grpc_port=ports.grpc),
+                endpoints=config.endpoints.replace(admin_port=ports.admin, metrics_port=ports.metrics),
+            ),
         )
         for index, ports in enumerate(router_ports(config))
     ]
+
+
+def _groups_of(config: ClusterConfig, kind: type[WorkerConfig | RouterConfig], **own: Settings) -> dict[str, Any]:
+    """Returns the groups of settings that a process has under the names of the cluster's, and its `own` in their
+    place."""
+    return {name: value for name, value in config if name in kind.model_fields} | own

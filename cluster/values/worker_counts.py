@@ -42,3 +42,30 @@ class LatencyTargets:
                 raise ConfigError(f"{flag} must be a positive number of seconds, got {value:g}", field=field_of(flag))
         if not 0 < self.attainment < 1:
             raise ConfigError(f"--attainment must lie between 0 and 1, got {self.attainment:g}", field="attainment")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingStatus:
+    """What operators are told of scaling: wanted and serving workers, who decides, and why. Plain values, as JSON."""
+
+    wanted_prefill: int
+    wanted_decode: int
+    serving_prefill: int
+    serving_decode: int
+    is_automatic: bool
+    reason: str
+    """Reason of the last change."""
+    decision: str
+    """The planner's latest decision; empty where there is none."""
+
+    def lines(self) -> list[str]:
+        who = "the planner decides" if self.is_automatic else "counts stay as operators set them"
+        lines = [
+            f"wanted: {self.wanted_prefill} prefill + {self.wanted_decode} decode; "
+            f"serving: {self.serving_prefill} + {self.serving_decode}; {who}"
+        ]
+        if self.reason:
+            lines.append(f"last change: {self.reason}")
+        if self.decision:
+            lines.append(f"planner: {self.decision}")
+        return lines

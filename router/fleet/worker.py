@@ -176,6 +176,12 @@ def stream_step(load: Load) -> StreamStep:
     return StreamStep(load.stream_step.rows or 1.0, load.stream_step.tokens or 1.0, load.stream_step.before_s)
 
 
+def token_cost(load: Load) -> StepCost:
+    """Returns what a worker's steps cost, streams for each token that they get."""
+    each = stream_step(load)
+    return step_cost(load).with_streams(each).per_token(each.tokens)
+
+
 def _tier_page_s(load: Load) -> tuple[float, ...]:
     reported = {tier_from_message(rate.tier): rate.page_s for rate in load.tiers}
     return tuple(reported.get(tier, 0.0) for tier in Tier if tier <= max(reported, default=Tier.DEVICE))

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
+from tools.bill.branches import PARTS
 from tools.bill.forms import FormBill, form_bills
 from tools.bill.measure import MachineCosts, known_bandwidth, measured
 from tools.bill.mixed import MixedBill, mixed_bills
-from tools.bill.model import BilledModel, LayerGroup, RankedWorker, billed_model, spec_of
+from tools.bill.model import BilledModel, billed_model
 from tools.bill.options import BillFlags
+from tools.bill.parts import BilledPart
 from tools.bill.requests.log import LogBill, read_log
 from tools.bill.tiers import break_even_pages
 from twostroke.base.errors import ConfigError
 from twostroke.kv_cache.memory import available_memory_bytes
 from twostroke.kv_cache.pool_size import refuse_more_than_free
-from twostroke.models.catalog.places import locate
-from twostroke.models.drafts.check import (
-    TOKENIZER,
-    DraftModelPlan,
-    check_draft,
-    check_vocab_sizes,
-    draft_dir,
-    plan_draft,
-    refuse_no_smaller,
-)
 
 SURE: Final = 2.33
 """Standard deviations with which the requests of a log fit in 99 of 100 draws."""
@@ -47,8 +38,8 @@ class Bill:
     """For decode workers of other forms."""
     free_bytes: int
     """What this machine has free."""
-    draft: DraftModelPlan | None = None
-    """What a decode worker holds in addition for a draft model."""
+    parts: tuple[BilledPart, ...] = ()
+    """What features add to the bill."""
 
     @property
     def chosen(self) -> FormBill:
@@ -68,9 +59,8 @@ class Bill:
     def total_bytes(self) -> int:
         """What one worker takes on a CPU."""
         pages = self.chosen.pool_bytes + self.chosen.host_tier_bytes
-        draft = 0 if self.draft is None else self.draft.total_bytes
-        plan = self.model.plan
-        return plan.weights.total + plan.working_bytes + pages + draft
+        plan, further = self.model.plan, sum(part.total_bytes for part in self.parts)
+        return plan.weights.total + plan.working_bytes + pages + further
 
     def capacity_tokens(self, form: FormBill, tier: int) -> int:
         """Returns how many tokens all tiers up to this one hold: 0 for the pool, 1 with the host, 2 with the disk."""
@@ -88,8 +78,9 @@ class Bill:
         said = [self.chosen.size.advice(self.longest)]
         if not self.on_gpu:
             try:
-                draft = 0 if self.draft is None else self.draft.pool_bytes
-                refuse_more_than_free(self.chosen.pool_bytes + self.chosen.host_tier_bytes + draft, self.free_bytes)
+                pages_bytes = self.chosen.pool_bytes + self.chosen.host_tier_bytes
+                further = sum(part.pool_bytes for part in self.parts)
+                refuse_more_than_free(pages_bytes + further, self.free_bytes)
             except ConfigError as error:
                 said.append(error.message)
         return tuple(filter(None, said))
@@ -117,43 +108,8 @@ def make_bill(flags: BillFlags) -> Bill:
         measured=measured(flags, chosen.block_bytes, longest_bytes) if flags.machine.measure else None,
         mixed=mixed_bills(model, forms),
         free_bytes=available_memory_bytes(),
-        draft=billed_draft(model),
+        parts=tuple(part_of(model) for part_of in PARTS),
     )
-
-
-def billed_draft(billed: BilledModel) -> DraftModelPlan | None:
-    """Counts the draft model as a decode worker does; None where none is named.
-
-    Raises ConfigError where it cannot propose tokens for the model, or has no room for pages.
-    """
-    flags, config = billed.flags, billed.config()
-    name, model = flags.draft.draft_model, config.model
-    if name is None:
-        return None
-    if flags.memory.device_memory_bytes is not None:
-        raise ConfigError(
-            f"--draft-model {name} is computed on CPUs only: leave --device-memory away", field="draft_model"
-        )
-    schedule = config.schedule.replace(draft_model=name, draft_cache_bytes=flags.draft.draft_cache_bytes)
-    schedule.check_draft_model(model)
-    directory = draft_dir(name, model.dtype)
-    if directory is None:
-        raise ConfigError(f"draft model {name!r} is not on this machine; run: twostroke model pull {name}")
-    _check_vocabulary(name, directory, billed)
-    plan = plan_draft(directory, model, config.cache, schedule)
-    refuse_no_smaller(name, plan.weights, billed.plan.weights)
-    return plan
-
-
-def _check_vocabulary(name: str, draft: Path, billed: BilledModel) -> None:
-    """Compares the tokenizers where both models have one, and otherwise only the number of tokens."""
-    model = billed.flags.model
-    path = Path(model.model).expanduser()
-    directory = path if path.exists() else locate(model.model, model.dtype)
-    if directory is not None and (directory / TOKENIZER).is_file() and (draft / TOKENIZER).is_file():
-        check_draft(name, draft, directory)
-    elif billed.spec is not None:
-        check_vocab_sizes(name, spec_of(name, model.dtype, None).vocab_size, billed.spec.vocab_size)
 
 
 def _usual_lengths(longest: int, log: LogBill | None) -> tuple[int, ...]:
@@ -169,12 +125,11 @@ def as_json(bill: Bill) -> dict[str, Any]:
     return {
         "model": bill.model.name,
         "kv_format": bill.flags.form,
-        "groups": [_group_json(group) for group in bill.model.groups],
+        "groups": [group.as_json() for group in bill.model.groups],
         "weight_bytes": bill.model.plan.weights.total,
         "step_weight_bytes": bill.model.plan.weights.step,
         "working_bytes": bill.model.plan.working_bytes,
-        "ranks": [_ranked_json(worker) for worker in bill.model.ranked],
-        "draft": _draft_json(bill.draft),
+        **{part.name: part.json for part in bill.parts},
         "forms": forms,
         "requests": [_request_json(bill, tokens) for tokens in bill.lengths],
         "bytes_per_s": bill.bytes_per_s,
@@ -182,36 +137,6 @@ def as_json(bill: Bill) -> dict[str, Any]:
         "mixed": [dataclasses.asdict(mixed) for mixed in bill.mixed],
         "log": _log_json(bill),
         "advice": list(bill.advice()),
-    }
-
-
-def _group_json(group: LayerGroup) -> dict[str, Any]:
-    shape = group.shape
-    return {
-        "kind": group.kind,
-        "layers": shape.layers,
-        "kv_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "window": group.window,
-        "latent_dim": shape.latent_dim,
-    }
-
-
-def _ranked_json(worker: RankedWorker) -> dict[str, Any]:
-    plan = worker.plan
-    ranks = [{"weight_bytes": rank.weights.total, "working_bytes": rank.working_bytes} for rank in plan.processes]
-    return {"role": worker.role, "ranks": ranks, "sums_bytes": plan.shared_bytes}
-
-
-def _draft_json(draft: DraftModelPlan | None) -> dict[str, Any] | None:
-    if draft is None:
-        return None
-    return {
-        "model": draft.name,
-        "weight_bytes": draft.weights.total,
-        "pages": draft.pages,
-        "page_bytes": draft.page_bytes,
-        "pool_bytes": draft.pool_bytes,
     }
 
 

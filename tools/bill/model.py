@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 
+from tools.bill.layer_groups import LayerGroup, groups_of
 from tools.bill.options import BillFlags, ModelFlags
 from twostroke.base.errors import ConfigError
 from twostroke.config import CacheConfig, Role, ScheduleConfig, WorkerConfig
@@ -19,7 +20,6 @@ from twostroke.engine.backends.cuda.backend import CudaBackend
 from twostroke.engine.backends.memory_plan import MemoryPlan
 from twostroke.engine.backends.paced.backend import PacedBackend
 from twostroke.engine.ranks.cpu import RankedOnCpus
-from twostroke.kv_cache.form import PageShape, page_form
 from twostroke.models.catalog import places
 from twostroke.models.known_specs import known_spec
 from twostroke.models.memory_needs import MemoryReading
@@ -27,33 +27,6 @@ from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.stored.model_files import GGUF_SUFFIX, LayoutOf, layouts_in, layouts_of_gguf
 
 BILLED_DEVICE: Final = "with --device-memory"
-EVERY: Final = "every worker"
-
-
-@dataclass(frozen=True, slots=True)
-class LayerGroup:
-    """Layers whose pages are alike."""
-
-    kind: str
-    """What their attention reads: all tokens, or those of a window."""
-    shape: PageShape
-    """The dimensions of one block in all layers of the group."""
-    window: int | None = None
-    """Tokens that a token sees in layers whose pages lie apart."""
-
-    def page_bytes(self, form: str) -> int:
-        """Returns the bytes of one block in all layers of the group."""
-        return page_form(form).page_bytes(self.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class RankedWorker:
-    """A worker of several processes, or a worker of one process where others have several."""
-
-    role: str
-    plan: MemoryPlan
-    more_bytes: int
-    """What it holds besides pages more than a worker of one rank."""
 
 
 @dataclass(frozen=True)  # no slots: what it plans is kept
@@ -100,34 +73,7 @@ class BilledModel:
     @cached_property
     def groups(self) -> tuple[LayerGroup, ...]:
         """The groups of layers whose pages are counted apart; none for a paced model."""
-        spec, plan = self.spec, self.plan
-        if spec is None:
-            return ()
-        if len(plan.groups) == 1:
-            return (LayerGroup(_attention_of(spec), plan.shapes[0]),)
-        return tuple(
-            LayerGroup(
-                "full attention" if group.window is None else f"a window of {group.window} tokens", shape, group.window
-            )
-            for group, shape in zip(plan.groups, plan.shapes, strict=True)
-        )
-
-    @cached_property
-    def ranked(self) -> tuple[RankedWorker, ...]:
-        """A worker of each role, or of every one, where some have several ranks."""
-        model = self.flags.model.config
-        if not model.ranks_by_flag:
-            return ()
-        prefill, decode = (self._ranked(role) for role in (Role.PREFILL, Role.DECODE))
-        are_alike = len(prefill.plan.processes) == len(decode.plan.processes)
-        return (RankedWorker(EVERY, decode.plan, decode.more_bytes),) if are_alike else (prefill, decode)
-
-    def _ranked(self, role: Role) -> RankedWorker:
-        config = self.config(role)
-        alone = config.replace(model=config.model.replace(tp=1, prefill_tp=None, decode_tp=None))
-        plan, one = self.planned(config), self.planned(alone)
-        more_bytes = plan.weights.total + plan.working_bytes - one.weights.total - one.working_bytes
-        return RankedWorker(f"a {role.value} worker", plan, more_bytes)
+        return () if self.spec is None else groups_of(self.spec, self.plan)
 
     def block_bytes(self, form: str) -> int:
         """Returns the bytes of one block in all layers. Pages of a paced model have one size in every form."""
@@ -140,17 +86,6 @@ def billed_model(flags: BillFlags) -> BilledModel:
     if model.is_paced:
         return BilledModel(flags, None, None)
     return BilledModel(flags, spec_of(model.model, model.dtype, model.max_model_len), _layouts_of(model))
-
-
-def _attention_of(spec: ModelSpec) -> str:
-    """Says what the layers read. Pages of window layers hold all tokens, as those of others do."""
-    if spec.latents is not None:
-        return f"latents of {spec.latents.latent_dim} and a rotated key of {spec.latents.rope_dim}"
-    windows = sorted({rule.window for rule in spec.rules if rule.window is not None})
-    if not windows:
-        return "full attention"
-    count = sum(rule.window is not None for rule in spec.rules)
-    return f"full attention ({count} layers: {' and '.join(map(str, windows))} tokens)"
 
 
 def _layouts_of(model: ModelFlags) -> LayoutOf | None:

@@ -13,29 +13,20 @@ from rich.markup import escape
 
 from tools.bill.bill import Bill, concurrent, fitting
 from tools.bill.forms import FormBill
-from tools.bill.model import LayerGroup
+from tools.bill.layer_groups import LayerGroup
+from tools.bill.parts import size
 from tools.bill.tiers import ComputeCost, break_even_pages
 from tools.figures.charts import Figure, Head, Line, Section, Words, bar_figure, colours_of, line_figure, render
 from tools.tables import Cell, Grid, Row, table_of, text_grid, text_row
 from twostroke.config import Role
 from twostroke.kv_cache.form import page_form
 from twostroke.kv_cache.pool_size import PoolSize
-from twostroke.models.drafts.check import DraftModelPlan
 
-UNITS: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 CURVE_ROWS: Final = 12
 """Rows of the curve in the terminal; the page has a figure."""
 SMALLER_FORMS: Final = ("int8", "int4")
 """Forms whose curves stand beside the chosen one's: what their smaller pages buy."""
 OPTIMUM: Final = "optimum"
-
-
-def size(size_bytes: float) -> str:
-    """Returns a size as people read it: three digits and a unit of powers of 1024."""
-    for unit, unit_bytes in UNITS:
-        if size_bytes >= unit_bytes:
-            return f"{size_bytes / unit_bytes:.4g} {unit}"
-    return f"{size_bytes:.0f} B"
 
 
 def print_bill(console: Console, bill: Bill) -> None:
@@ -58,15 +49,14 @@ def heading(bill: Bill) -> str:
 
 def tables(bill: Bill) -> list[tuple[str, Grid]]:
     """Returns all tables that there is something for, each with its title."""
+    are_unlike = any(part.are_roles_unlike for part in bill.parts)
     found = [
-        ("Memory of one worker" if len(bill.model.ranked) < 2 else "Memory of one decode worker", memory_grid(bill)),
+        ("Memory of one decode worker" if are_unlike else "Memory of one worker", memory_grid(bill)),
+        *([("Bytes per token, by group of layers", groups_grid(bill))] if bill.model.groups else []),
+        *(table for part in bill.parts for table in part.tables),
         ("Pages by form", forms_grid(bill)),
         (f"Requests, pages in {bill.flags.form}", requests_grid(bill)),
     ]
-    if bill.model.ranked:
-        found.insert(1, ("Ranks of a worker", ranks_grid(bill)))
-    if bill.model.groups:
-        found.insert(1, ("Bytes per token, by group of layers", groups_grid(bill)))
     if bill.mixed:
         form = bill.model.config(Role.PREFILL).kv_format
         found.append((f"Prefill workers with {form}, decode workers with another form", mixed_grid(bill)))
@@ -87,34 +77,13 @@ def memory_grid(bill: Bill) -> Grid:
         ("working set", bill.model.plan.working_bytes, "activations and logits of a step, process, libraries"),
         ("pages", pool.pool_bytes, f"{_pages_of(pool.size)}, scratch pages, generations"),
         *([("host tier", pool.host_tier_bytes, f"{pool.host_pages} pages")] if pool.host_pages else []),
-        *([] if bill.draft is None else _draft_rows(bill.draft)),
+        *(row for part in bill.parts for row in part.rows),
         ("together", bill.total_bytes, "" if bill.on_gpu else f"this machine has {size(bill.free_bytes)} free"),
     ]
     return text_grid(
         ("part", "bytes", "size", "what"),
         [text_row((part, f"{count}", size(count), what)) for part, count, what in rows],
     )
-
-
-def ranks_grid(bill: Bill) -> Grid:
-    """Rows are the processes of a worker of each role."""
-    rows = []
-    for worker in bill.model.ranked:
-        plan = worker.plan
-        for number, rank in enumerate(plan.processes):
-            parts = (rank.weights.total, rank.working_bytes, rank.total_bytes)
-            rows.append(text_row((worker.role, f"{number}", *map(size, parts))))
-        parts = (plan.weights.total, plan.working_bytes, plan.weights.total + plan.working_bytes)
-        rows.append(text_row((worker.role, "all", *map(size, parts))))
-    return text_grid(("worker", "rank", "weights", "working set", "together"), rows)
-
-
-def _draft_rows(draft: DraftModelPlan) -> list[tuple[str, int, str]]:
-    pages = f"{draft.pages} pages for {draft.tokens} tokens, one scratch page, generations"
-    return [
-        ("draft weights", draft.weights.total, f"{draft.name}, {draft.weights_kind}; on decode workers"),
-        ("draft pages", draft.pool_bytes, pages),
-    ]
 
 
 def _pages_of(pool: PoolSize) -> str:
@@ -330,13 +299,7 @@ def notes(bill: Bill) -> list[str]:
         longer = sum(length > bill.longest for length in bill.log.lengths)
         if longer:
             found.append(f"{longer} requests of the log are longer than {bill.longest} tokens: they are refused")
-    for worker in bill.model.ranked:
-        ranks = len(worker.plan.processes)
-        if ranks > 1:
-            found.append(
-                f"{ranks} ranks of {worker.role} take {size(worker.more_bytes)} more than one rank would: each is a "
-                "process and has the whole embedding; pages are there once"
-            )
+    found += [note for part in bill.parts for note in part.notes]
     if bill.bytes_per_s is None and bill.model.plan.weights.step:
         said = "" if bill.on_gpu else ", or measure this machine with --measure"
         found.append(f"the decode ceiling is not known: give --bandwidth GB/S{said}")

@@ -2,5 +2,5 @@
 
 facts       what was seen: frozen values                    diagnosis   facts -> verdict: pure
 endpoints   the chat over gRPC or HTTP                      examine     sends, watches the index, collects the facts
-speculation what drafters have done on a decode worker
+branches    what features have to say of a worker
 """

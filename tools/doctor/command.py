@@ -19,7 +19,6 @@ from tools.doctor.diagnosis import Diagnosis, diagnose
 from tools.doctor.endpoints import ChatEndpoint, GrpcEndpoint, HttpEndpoint
 from tools.doctor.examine import examine, grpc_address_of
 from tools.doctor.facts import Facts
-from tools.doctor.speculation import lines_of
 from twostroke.base.errors import ConfigError
 
 _OPTIONS = (("grpc.max_receive_message_length", -1),)
@@ -56,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             facts = examine(channel, admin, endpoint, salts)
     verdict = diagnose(facts)
     if args.json:
-        print(json.dumps({"verdict": dataclasses.asdict(verdict), "facts": dataclasses.asdict(facts)}))
+        print(json.dumps({"verdict": dataclasses.asdict(verdict), "facts": facts.as_json()}))
     else:
         _print(verdict, facts)
     return 0 if verdict.is_fine else 1
@@ -95,8 +94,9 @@ def _print(verdict: Diagnosis, facts: Facts) -> None:
     for worker in facts.workers:
         console.print(f"{worker.worker}: {worker.state}, holds {worker.held_blocks} blocks of it", markup=False)
     for worker in facts.workers:
-        for line in [] if worker.speculation is None else lines_of(worker.worker, worker.speculation):
-            console.print(line, markup=False)
+        for further in worker.further.values():
+            for line in [] if further is None else further.lines(worker.worker):
+                console.print(line, markup=False)
     console.print(f"{verdict.cause}: {verdict.finding}", style="green" if verdict.is_fine else "red", markup=False)
     if verdict.remedy:
         console.print(f"try: {verdict.remedy}", markup=False)

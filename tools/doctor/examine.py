@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.clients.admin_access import AdminAccess, describe
 from router.routing.policies import CACHE_BLIND
+from tools.doctor.branches import READERS
 from tools.doctor.endpoints import ANSWER_TOKENS, ChatEndpoint
-from tools.doctor.facts import Facts, SentChat, WorkerFacts
-from tools.doctor.speculation import speculation_in
+from tools.doctor.facts import Facts, Samples, SentChat, WorkerFacts
 from twostroke.base.errors import PeerLost
 from twostroke.base.ids import BlockHash
-from twostroke.config import Role
 from twostroke.kv_cache.block import block_hashes_of, owner_salt
 from twostroke.kv_cache.parts import GroupKind
 from twostroke.rpc.convert import form_of, hashes_from_bytes
@@ -127,7 +126,7 @@ def _worker(entry: control_pb2.WorkerLoad, address: str, router: Samples, watch:
         held_blocks=watch.held(worker),
         stored_blocks=watch.stored(worker),
         queued_tokens=load.queued_tokens,
-        speculation=speculation_in(page) if page and entry.server.role == Role.DECODE.value else None,
+        further={name: read(page, entry.server.role) for name, read in READERS.items()},
     )
 
 
@@ -142,9 +141,6 @@ def _policy(before: Samples, after: Samples) -> str | None:
 
 SCRAPE_S = 3.0
 HERE = ("127.0.0.1", "localhost", "0.0.0.0", "::1", "[::1]", "::", "[::]")
-
-Samples = Mapping[str, list[tuple[dict[str, str], float]]]
-"""Labels and values of all samples of a name."""
 
 
 def scrape(address: str) -> Samples:

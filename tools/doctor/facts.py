@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
-from tools.doctor.speculation import SpeculationFacts
 from twostroke.kv_cache.form import KvForm
+
+Samples = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
+"""Labels and values of all samples of a name on a metrics page."""
+
+
+class FurtherFacts(Protocol):
+    """A dataclass with what a feature has done on one worker."""
+
+    def lines(self, worker: str) -> list[str]:
+        """Returns what to print."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +56,8 @@ class WorkerFacts:
     stored_blocks: int = 0
     """Blocks of the chat that it has held at any time since the doctor came, by the same."""
     queued_tokens: int = 0
-    speculation: SpeculationFacts | None = None
-    """None where it drafts for no request: on prefill workers, and where its metrics cannot be read."""
+    further: Mapping[str, FurtherFacts | None] = field(default_factory=dict)
+    """What features have to say of it, by their names in JSON; None where one has nothing to say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,3 +75,9 @@ class Facts:
     workers: tuple[WorkerFacts, ...]
     first: SentChat
     second: SentChat
+
+    def as_json(self) -> dict[str, Any]:
+        values = asdict(self)
+        for worker in values["workers"]:
+            worker.update(worker.pop("further"))
+        return values

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from tools.doctor.facts import Samples
+from twostroke.config import Role
 
 PREFIX = "twostroke_speculation"
 DETERMINISTIC = "twostroke_deterministic"
 LEAST_SPENT_S = 0.01
 """A drafter without drafted tokens is shown only if it has spent this many seconds."""
-Page = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
-"""Labels and values of all samples of a name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +37,20 @@ class SpeculationFacts:
     is_deterministic: bool = True
     """Whether the bits of its logits do not depend on the rows of a step. Otherwise `--speculate auto` does nothing."""
 
+    def lines(self, worker: str) -> list[str]:
+        """Returns what to print of a decode worker: one line for each drafter, or why there is none."""
+        if not self.drafters:
+            why = "" if self.is_deterministic else ": its logits depend on the rows of a step, unless --deterministic"
+            return [f"{worker}: speculation has drafted nothing{why}"]
+        return [_line(worker, each) for each in self.drafters]
 
-def speculation_in(samples: Page) -> SpeculationFacts:
+
+def speculation_of(samples: Samples, role: str) -> SpeculationFacts | None:
+    """Returns None where a worker drafts for no request: with the role of prefill, or where its page is empty."""
+    return speculation_in(samples) if samples and role == Role.DECODE.value else None
+
+
+def speculation_in(samples: Samples) -> SpeculationFacts:
     """Reads a decode worker's metrics page; empty facts where nothing is counted."""
     names = sorted({labels["drafter"] for labels, _ in samples.get(f"{PREFIX}_saved_seconds_total", ())})
     drafters = [_drafter(samples, name) for name in names]
@@ -46,14 +58,6 @@ def speculation_in(samples: Page) -> SpeculationFacts:
         drafters=tuple([each for each in drafters if each.drafted or each.spent_s >= LEAST_SPENT_S]),
         is_deterministic=any(value for _, value in samples.get(DETERMINISTIC, (({}, 1.0),))),
     )
-
-
-def lines_of(worker: str, facts: SpeculationFacts) -> list[str]:
-    """Returns what to print of a decode worker: one line for each drafter, or why there is none."""
-    if not facts.drafters:
-        why = "" if facts.is_deterministic else ": its logits depend on the rows of a step, unless --deterministic"
-        return [f"{worker}: speculation has drafted nothing{why}"]
-    return [_line(worker, each) for each in facts.drafters]
 
 
 def _line(worker: str, facts: DrafterFacts) -> str:
@@ -65,7 +69,7 @@ def _line(worker: str, facts: DrafterFacts) -> str:
     )
 
 
-def _drafter(samples: Page, drafter: str) -> DrafterFacts:
+def _drafter(samples: Samples, drafter: str) -> DrafterFacts:
     def total(name: str) -> float:
         found = samples.get(f"{PREFIX}_{name}_total", ())
         return sum(value for labels, value in found if labels.get("drafter") == drafter)

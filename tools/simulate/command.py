@@ -11,6 +11,7 @@ from tools.simulate.fit.fitting import run_fit
 from tools.simulate.planning import plan, scale
 from tools.subcommands import Subcommand, add_subcommands, run_subcommand
 from twostroke.config import flags
+from twostroke.config.leaves import leaves_of
 
 EPILOG = """examples:
   twostroke simulate --trace conversation.jsonl --jitter 3 --policies all --utilisation 0.87 --html report.html
@@ -57,14 +58,8 @@ COMMANDS = {
     ),
 }
 
-_NOT_FITTED = (
-    *("--trace", "--workload", "--rate", "--limit", "--jitter", "--length-scale", "--seed"),
-    *("--prefill", "--decode", "--pool-tokens", "--decode-pool-tokens", "--bandwidth", "--routers"),
-    *("--event-delay", "--event-faults", "--noise", "--acceptance", "--draft-share"),
-    *("--host-cache", "--disk-cache", "--host-page-s", "--disk-page-s"),
-    *("--policies", "--rate-scale", "--utilisation", "--of", "--peer-pulls", "--slo-ttft", "--slo-itl"),
-    *("--admission", "--find-rate", "--precision", "--json", "--html", "--jobs"),
-)
+_OF_A_FIT = ("--fit", "--steps", "--profile")
+_NOT_FITTED = tuple(leaf.flag for leaf in leaves_of(session.SimulateFlags) if leaf.flag not in _OF_A_FIT)
 
 IGNORED = (
     Ignored(_NOT_FITTED, lambda args: _has("fit", args), "--fit reads a log and writes --profile, and no more"),

@@ -5,23 +5,14 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from twostroke.config import WorkerConfig
 from twostroke.engine.backends.built import BuiltEngine
-from twostroke.engine.backends.interface import Backend, plan_and_load
-from twostroke.engine.backends.paced.backend import PacedBackend
+from twostroke.engine.backends.interface import plan_and_load
+from twostroke.engine.branches import cpu_backend, cuda_backend, paced_backend
 from twostroke.models.file_versions import FileVersions
 from twostroke.models.weights.digest import weights_digest
-from twostroke.models.weights.stored.model_files import layouts_in
 from twostroke.observability.profiler import Profiler
-
-if TYPE_CHECKING:  # torch, which a fleet of paced workers does without
-    import torch
-
-    from twostroke.engine.backends.cpu.backend import CpuPlan
-    from twostroke.engine.backends.cuda.backend import CudaPlan
-    from twostroke.models.spec import ModelSpec
 
 
 def build_runner(config: WorkerConfig, model_dir: Path | None, profiler: Profiler | None = None) -> BuiltEngine:
@@ -31,7 +22,7 @@ def build_runner(config: WorkerConfig, model_dir: Path | None, profiler: Profile
     started, also where the model's files were changed while it was loaded.
     """
     if config.model.is_paced:
-        return plan_and_load(PacedBackend(), config, profiler)
+        return plan_and_load(paced_backend(), config, profiler)
     assert model_dir is not None, "a real model needs its directory"
     return _build_model(config, model_dir, profiler)
 
@@ -42,14 +33,14 @@ def _build_model(config: WorkerConfig, model_dir: Path, profiler: Profiler | Non
     from twostroke.models.known_specs import known_spec
 
     device = resolve_device(config.model.device)
-    versions = FileVersions.now(model_dir)  # before anything of them is read, by this process or by another rank
+    versions = FileVersions.now(model_dir)  # before anything of them is read, by any process of the worker
     spec = known_spec(model_dir, config.model.max_model_len, config.model.model_impl)
     with ThreadPoolExecutor(1, thread_name_prefix="digest") as thread:
         weights = thread.submit(weights_digest, versions)  # while the model is loaded
         if device.type == "cpu":
-            built = plan_and_load(_cpu_backend(config, spec, model_dir, device), config, profiler)
+            built = plan_and_load(cpu_backend(config, spec, model_dir, device), config, profiler)
         else:
-            built = plan_and_load(_cuda_backend(config, spec, model_dir, device), config, profiler)
+            built = plan_and_load(cuda_backend(config, spec, model_dir, device), config, profiler)
         try:
             fingerprint = f"{built.model.fingerprint};tensors={weights.result()}"
             versions.check_unchanged()
@@ -57,22 +48,3 @@ def _build_model(config: WorkerConfig, model_dir: Path, profiler: Profiler | Non
             built.close()
             raise
     return replace(built, model=replace(built.model, fingerprint=fingerprint))
-
-
-def _cpu_backend(config: WorkerConfig, spec: ModelSpec, model_dir: Path, _device: torch.device) -> Backend[CpuPlan]:
-    from twostroke.engine.backends.cpu.backend import CpuBackend
-    from twostroke.engine.ranks.cpu import RankedOnCpus
-
-    backend = CpuBackend(spec, model_dir, layouts_in(model_dir))
-    return RankedOnCpus(backend) if config.ranks > 1 else backend
-
-
-def _cuda_backend(config: WorkerConfig, spec: ModelSpec, model_dir: Path, device: torch.device) -> Backend[CudaPlan]:
-    from twostroke.engine.backends.cuda.backend import CudaBackend
-    from twostroke.engine.backends.cuda.fit import devices_from, read_memory
-    from twostroke.engine.ranks.cuda import RankedOnDevices
-
-    config.model.check_on_gpu()  # before a device is touched
-    devices = [(each, read_memory(each)) for each in devices_from(device, config.ranks)]
-    backend = CudaBackend(spec, model_dir, layouts_in(model_dir), devices)
-    return RankedOnDevices(backend) if config.ranks > 1 else backend

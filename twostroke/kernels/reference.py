@@ -35,8 +35,8 @@ def gather_kv(
 
 def visible(positions: torch.Tensor, keys: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
     """Returns bool [T, context]: which keys, by position, a token at each position sees."""
-    seen = keys <= positions[:, None]
-    return seen if rule.window is None else seen & (keys > positions[:, None] - rule.window)
+    seen: torch.Tensor = rule.sees(positions[:, None], keys)
+    return seen
 
 
 def capped(scores: torch.Tensor, softcap: float | None) -> torch.Tensor:

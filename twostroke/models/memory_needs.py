@@ -186,7 +186,9 @@ def weights_on_cpu(
     if layouts is not None:
         from twostroke.models.families.table import layouts_named  # loads torch
 
-        return stored_weights(spec, layouts_named(layouts, spec), with_head=with_head), "packed as in the file"
+        named = layouts_named(layouts, spec)
+        assert named is not None, "a model of our families has names"
+        return stored_weights(spec, named, with_head=with_head), "packed as in the file"
     return packed_weights(spec, is_int8=is_int8, with_head=with_head), f"packed {'int8' if is_int8 else dtype}"
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from twostroke.kernels.activation import GATED_SILU, Activation
-from twostroke.kernels.attention.rules import AttentionRule
+from twostroke.kernels.attention.rules import AttentionRule, page_groups_of
 from twostroke.kv_cache.form import PageShape, page_form
-from twostroke.kv_cache.groups.page_group import PageGroup, page_groups
+from twostroke.kv_cache.groups.page_group import PageGroup
 
 DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 NORM_BYTES: Final = 4
@@ -253,7 +253,7 @@ class ModelSpec:
     @property
     def page_groups(self) -> tuple[PageGroup, ...]:
         """Returns which layers have pages of their own, the full group first."""
-        return page_groups([rule.window for rule in self.rules])
+        return page_groups_of(self.rules)
 
     def page_shape(self, block_size: int) -> PageShape:
         """Returns the dimensions of all layers of one block."""

@@ -6,7 +6,7 @@ import argparse
 import json
 
 from cluster.clients import supervisor_access as supervisor
-from cluster.scaling.status import ScalingStatus
+from cluster.values.worker_counts import ScalingStatus
 from twostroke.base.errors import ConfigError
 
 

@@ -12,8 +12,8 @@ import grpc
 
 from cluster.clients import admin_access, control_socket, state_file
 from cluster.clients.admin_access import ANSWER_S, AdminAccess, describe, router_info, status_of
-from cluster.scaling.status import ScalingStatus
 from cluster.terminal.shown import print_table, table, values_of, word_of
+from cluster.values.worker_counts import ScalingStatus
 from twostroke.base.credentials import TOKEN_VARIABLE
 from twostroke.base.errors import PeerLost, Unauthenticated
 from twostroke.rpc.convert import form_of

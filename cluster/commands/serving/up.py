@@ -29,12 +29,10 @@ def run(args: argparse.Namespace) -> int:
     from cluster.launch.start_checks import check
 
     file = read(args.file, args.address)
-    if args.check:
-        with file.blamed():
-            check(file.config)
-        print(
-            f"{args.file}: {file.config.prefill} prefill, {file.config.decode} decode, {file.config.model.public_name}"
-        )
-        return 0
-    with file.blamed():
-        return up(file.config, keeps=args.keep)
+    config = file.config
+    with file.source.naming_lines():
+        if not args.check:
+            return up(config, keeps=args.keep)
+        check(config)
+    print(f"{args.file}: {config.prefill} prefill, {config.decode} decode, {config.model.public_name}")
+    return 0

@@ -12,12 +12,14 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from cluster.supervisor.backend import MessageStore
+from cluster.supervisor.fleet import SupervisedFleet
 from cluster.supervisor.pins.giving import PinDelivery
 from cluster.supervisor.pins.wanted import PinHolder, WantedPins, choose_workers, lies_at
+from cluster.supervisor.reconcile.plan import WorkerStage
 from twostroke.base.errors import ServeError
 from twostroke.base.fault_points import Point, reach
 from twostroke.rpc.membership import Membership
-from twostroke.rpc.v1 import pins_pb2, pins_pb2_grpc
+from twostroke.rpc.v1 import fleet_pb2, pins_pb2, pins_pb2_grpc
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,10 @@ Reply = TypeVar("Reply")
 
 
 class FleetPins(pins_pb2_grpc.PinsServicer):
+    """A `cluster.supervisor.branches.SupervisorBranch`."""
+
+    service = "Pins"
+
     def __init__(
         self,
         holders: Callable[[], Sequence[PinHolder]],
@@ -42,6 +48,22 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
         self._delivery = PinDelivery(self._wanted, holders, membership, clock)
         self._changes: set[asyncio.Task[Any]] = set()
         """Changes that are under way: they end whatever their callers do."""
+
+    @classmethod
+    def of(cls, fleet: SupervisedFleet, store: MessageStore, membership: Membership) -> FleetPins:
+        """Returns the pins of a fleet, whose workers hold them unless they have left."""
+
+        def holders() -> list[PinHolder]:
+            here = (worker for worker in fleet.workers() if worker.observed.stage is not WorkerStage.DRAINED)
+            return [PinHolder(worker.worker_id, worker.role, worker.serving_now) for worker in here]
+
+        return cls(holders, store, membership)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        pins_pb2_grpc.add_PinsServicer_to_server(self, server)
+
+    def add_to_view(self, view: fleet_pb2.FleetView) -> None:
+        """Adds nothing: routers ask for pins when an operator does."""
 
     async def Put(  # noqa: N802
         self, request: pins_pb2.PutPinRequest, context: Context
@@ -80,7 +102,7 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
                     response.held.append(self._delivery.absent(pin, holder))
         return response
 
-    async def give(self, worker_id: str) -> None:
+    async def begun(self, worker_id: str) -> None:
         """Lets a worker that has begun to serve hold its pins; returns when it does, or its epoch has ended."""
         await self._delivery.give(worker_id)
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 
 from cluster.scaling.capacity import MOST_WORKERS, MeasuredCapacity, RequestDemand
 from cluster.scaling.planner import REMEMBERED, FleetObservation, Planner, ScalingDecision
-from cluster.scaling.status import ScalingStatus
 from cluster.supervisor.reconcile.desired import DesiredFleet
 from cluster.supervisor.reconcile.plan import PlacedWorker, WorkerStage
 from cluster.values.spec import FleetSpec
-from cluster.values.worker_counts import WorkerCounts
-from router.fleet.worker import step_cost, stream_step
+from cluster.values.worker_counts import ScalingStatus, WorkerCounts
+from router.fleet.worker import token_cost
 from twostroke.base.errors import InvalidRequest
 from twostroke.config import Role
 from twostroke.rpc.v1 import fleet_pb2
@@ -165,7 +164,7 @@ def capacity_from(loads: Mapping[str, tuple[Role, Load]], block_size: int) -> Me
     links = [link for load in decode for link in load.links if link.bytes_per_s]
 
     def mean(of: list[Load], name: str) -> float:
-        return sum(float(getattr(_token_cost(load), name)) for load in of) / len(of)
+        return sum(float(getattr(token_cost(load), name)) for load in of) / len(of)
 
     return MeasuredCapacity(
         cost=StepCost(
@@ -180,12 +179,6 @@ def capacity_from(loads: Mapping[str, tuple[Role, Load]], block_size: int) -> Me
         decode_pool_tokens=min(load.pages_total for load in decode) * block_size,
         first_token_overhead_s=sum(link.latency_s for link in links) / len(links) if links else 0.0,
     )
-
-
-def _token_cost(load: Load) -> StepCost:
-    """Returns what a worker's steps cost, streams for each token that they get."""
-    each = stream_step(load)
-    return step_cost(load).with_streams(each).per_token(each.tokens)
 
 
 def _serving(placed_workers: Iterable[PlacedWorker]) -> WorkerCounts:

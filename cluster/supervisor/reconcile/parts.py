@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.supervisor.backend import FleetBackend
-from cluster.supervisor.fleet import SupervisedFleet
-from cluster.supervisor.reconcile.changes import Changes
+from cluster.supervisor.fleet import Changes, SupervisedFleet
 from cluster.supervisor.reconcile.desired import DesiredFleet
 from cluster.supervisor.reconcile.drains import Drains
 from cluster.supervisor.reconcile.reloads import Reloads

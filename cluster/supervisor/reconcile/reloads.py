@@ -7,8 +7,7 @@ import logging
 from dataclasses import replace
 
 from cluster.supervisor.backend import WorkerDied
-from cluster.supervisor.fleet import SupervisedFleet
-from cluster.supervisor.reconcile.changes import Changes
+from cluster.supervisor.fleet import Changes, SupervisedFleet
 from cluster.supervisor.reconcile.desired import DesiredFleet
 from cluster.supervisor.reconcile.drains import DEADLINE_S, Drains
 from cluster.supervisor.reconcile.replacement import check_replacement

@@ -23,9 +23,9 @@ MUTANTS: Final = (
     Mutant(
         name="window-of-one-more",
         claim="a token of a layer with a window sees that many tokens",
-        file="twostroke/kernels/reference.py",
-        old="return seen if rule.window is None else seen & (keys > positions[:, None] - rule.window)",
-        new="return seen if rule.window is None else seen & (keys >= positions[:, None] - rule.window)",
+        file="twostroke/kernels/attention/rules.py",
+        old="return seen if self.window is None else seen & (keys > positions - self.window)",
+        new="return seen if self.window is None else seen & (keys >= positions - self.window)",
         test=(
             "tests/unit/kernels/attention/test_rules.py::test_the_native_kernel_obeys_the_layer_s_rule_and_a_row_is_the_same_bits_alone"
         ),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from cluster.cli import Command, Program
+from cluster.cli import Program
+from cluster.commands import Command
 
 COMMANDS = {
     "kernels": Command(

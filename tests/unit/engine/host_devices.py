@@ -15,6 +15,7 @@ from twostroke.engine.backends.cuda import fit as device_fit
 from twostroke.engine.backends.cuda import plan as device_build
 from twostroke.engine.backends.cuda.accelerator import CpuAccelerator, Recording
 from twostroke.engine.backends.cuda.fit import MemoryReading
+from twostroke.engine.branches import cuda_backend
 from twostroke.engine.ranks import cuda as device_ranks
 from twostroke.engine.ranks.cuda import DeviceJob
 from twostroke.kernels.attention.rules import AnyRules
@@ -32,7 +33,7 @@ def take_the_devices_place(patch: Callable[[Any, str, Any], None], job: type[Dev
     """Lets the CPU answer to the name of CUDA devices. `patch` is `setattr`, or pytest's, which undoes it."""
     patch(device_fit, "resolve_device", lambda _name: torch.device("cpu"))
     patch(device_ranks, "resolve_device", lambda _name: torch.device("cpu"))
-    patch(build, "_cpu_backend", build._cuda_backend)
+    patch(build, "cpu_backend", cuda_backend)
     patch(device_fit, "read_memory", lambda _device: MemoryReading("cuda:0", 8 << 30, 8 << 30))
     patch(device_build, "device_attention", _attention)
     patch(device_ranks, "CudaSharing", HostSharing)

@@ -17,11 +17,13 @@ from tests.unit.models.family_configs import CONFIGS, GEMMA, GPT, MIXED, SHORT_L
 from tests.unit.models.test_registry import our_logits, saved
 from twostroke.base.errors import UnsupportedModel
 from twostroke.config.model import AUTO
+from twostroke.engine.branches import code_of
 from twostroke.kernels.attention.interface import RaggedBatch
 from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kv_cache.form import page_form
 from twostroke.models.decoders.choice import LoadOptions, load_model
+from twostroke.models.decoders.transformer import Model
 from twostroke.models.families.table import FAMILIES
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
@@ -82,7 +84,12 @@ class Pages:
             dtype=torch.float32,
             is_deterministic=is_deterministic,
         )
-        self.model = load_model(directory, spec, backend, kernels, LoadOptions(dtype=torch.float32))
+        options, code = LoadOptions(dtype=torch.float32), code_of(spec)
+        self.model: Model = (
+            load_model(directory, spec, backend, kernels, options)
+            if code is None
+            else code.load(directory, spec, backend, options)
+        )
         self.angles = rope_tables(spec.ropes, LONGEST)
 
     def step(self, tokens: Sequence[int], start: int) -> torch.Tensor:

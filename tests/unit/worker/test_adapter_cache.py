@@ -16,7 +16,8 @@ from tests.unit.worker.rig import eventually
 from twostroke.base.errors import ServeError
 from twostroke.base.ids import RequestId, SessionId
 from twostroke.config.adapters import AdapterConfig
-from twostroke.engine.backends.paced.runner import PacedAdapters, PacedRunner, PacedSpec
+from twostroke.engine.adapters.paced import PacedAdapters
+from twostroke.engine.backends.paced.runner import PacedRunner, PacedSpec
 from twostroke.engine.loop import EngineThread
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.adapters.peft import WEIGHTS_FILE, read_adapter
@@ -57,13 +58,14 @@ class Worker:
 async def worker_with(most: int) -> AsyncIterator[Worker]:
     spec = PacedSpec(step_ms=0)
     memory, registry = PageMemory(4, spec.page_bytes_for(4)), CollectorRegistry()
-    runner = PacedRunner(spec, memory, block_size=4)
+    slots = PacedAdapters()
+    runner = PacedRunner(spec, memory, block_size=4, extra=slots)
     engine, config = EngineThread(runner), AdapterConfig(max_loras=most, max_lora_rank=8)
     waiting: set[bytes] = set()
     metrics = AdapterMetrics("decode", registry)
     is_awaited = waiting.__contains__
-    cache = AdapterCache(runner.adapters, engine, config, metrics, is_awaited=is_awaited, wake=int)
-    worker = Worker(cache, runner.adapters, registry, waiting)
+    cache = AdapterCache(slots, engine, config, metrics, is_awaited=is_awaited, wake=int)
+    worker = Worker(cache, slots, registry, waiting)
 
     def failed(digest: bytes, error: ServeError) -> None:
         waiting.discard(digest)

@@ -21,7 +21,7 @@ from tests.unit.worker.rig import TOKEN, decode, eventually, expected_tokens, pa
 from twostroke.base.errors import ConfigError, EngineLost, PeerLost, RankLost
 from twostroke.base.ids import Epoch
 from twostroke.config import ModelConfig, Role, WorkerPorts
-from twostroke.engine.backends.paced.runner import PacedAdapters
+from twostroke.engine.adapters.paced import PacedAdapters
 from twostroke.models.adapters.peft import read_adapter
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, worker_pb2

@@ -6,7 +6,7 @@ from cluster.flags.checks import field_of
 from cluster.scaling.capacity import ExpectedLoad, MeasuredCapacity, RequestDemand, check_possible, first_tokens_alone_s
 from cluster.values.worker_counts import LatencyTargets
 from tools.simulate.fleet.shape import FleetShape
-from tools.simulate.fleet.worker.drafts import lone_stream_step
+from tools.simulate.fleet.worker.branches import costs_of
 from tools.simulate.runs import span_s
 from tools.simulate.traces.oracle import LeastRecent, found_in_turns
 from tools.simulate.traces.trace import Trace
@@ -37,17 +37,11 @@ def load_of(trace: Trace, capacity_blocks: int, rate_scale: float = 1.0) -> Expe
 
 
 def capacity_of(shape: FleetShape) -> MeasuredCapacity:
-    """Returns what each worker of a simulated fleet can do, as the planner measures it on live ones.
-
-    Where tokens are drafted, streams cost for each token what a stream that is alone costs: no more are right.
-    """
-    delays, cost = shape.delays, shape.cost
-    if shape.drafts is not None:
-        each = lone_stream_step(shape.drafts, cost)
-        cost = cost.with_streams(each).per_token(each.tokens)
+    """Returns what each worker of a simulated fleet can do, as the planner measures it on live ones."""
+    delays = shape.delays
     calls_s = delays.frontend_s + 2 * delays.open_s + 2 * delays.pull_s + delays.token_s
     return MeasuredCapacity(
-        cost=cost,
+        cost=costs_of(shape),
         step_tokens=shape.step_tokens,
         decode_pool_tokens=shape.decode_pool_tokens,
         first_token_overhead_s=calls_s + shape.cost.of_streams(1, 0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,9 +12,12 @@ from typing import Any, Final
 import torch
 
 from twostroke.base.errors import UnsupportedFeature
+from twostroke.engine.adapters.over_ranks import OtherRankAdapters, RankedAdapters
+from twostroke.engine.adapters.slots import AdapterSlots
+from twostroke.engine.extras import Offers, OtherProcesses
 from twostroke.kernels.products.linear import Linears
 from twostroke.models.adapters.peft import Adapter, LowRank
-from twostroke.models.adapters.products import TorchAdapter
+from twostroke.models.adapters.products import StepAdapters, TorchAdapter
 from twostroke.models.adapters.shapes import ProjectionShapes
 from twostroke.models.families.gemma2 import GEMMA2
 from twostroke.models.families.gemma3 import GEMMA3
@@ -27,6 +31,7 @@ from twostroke.models.page_forms.balanced_keys import row_factors
 from twostroke.models.shares.share import Cut, cut_of
 from twostroke.models.spec import ModelSpec, Share
 from twostroke.models.weights.stored.formats import open_weights
+from twostroke.scheduler.batch import Batch
 
 ADAPTED: Final = tuple(family.architecture for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3))
 """Families with the seven projections of `ProjectionShapes` in every layer, whose rows lie as in their files."""
@@ -39,15 +44,8 @@ Key = tuple[int, str]
 class ModelAdapters:
     """The `AdapterSlots` of a model, or of a share of it."""
 
-    def __init__(
-        self,
-        directory: Path,
-        spec: ModelSpec,
-        dtype: torch.dtype,
-        *,
-        linears: Linears | None,
-    ) -> None:
-        """`linears` makes products as the model's are made. None: the native forward pass computes them.
+    def __init__(self, directory: Path, spec: ModelSpec, dtype: torch.dtype, *, linears: Linears | None) -> None:
+        """See `twostroke.engine.extras.ExtraOfModel`.
 
         Reads the model's files now, while they are those that the model was loaded from. Raises what opening them does.
         """
@@ -95,9 +93,18 @@ class ModelAdapters:
     def drop(self, digest: bytes) -> None:
         del self._prepared[digest]
 
-    def of(self, digests: Sequence[bytes | None]) -> tuple[Any, ...]:
-        """Returns those of a step's sequences. Raises KeyError for one that was not put."""
-        return tuple([None if digest is None else self._prepared[digest] for digest in digests])
+    def of_step(self, batch: Batch) -> StepAdapters | torch.Tensor | None:
+        """Raises KeyError for an adapter that was not put."""
+        if not batch.weights:
+            return None
+        found = [None if digest is None else self._prepared[digest] for digest in batch.weights]
+        return added(found, batch.query_starts.tolist())
+
+    def offers(self, others: OtherProcesses | None) -> Offers:
+        return {AdapterSlots: self if others is None else RankedAdapters(self, others)}
+
+    def receiver(self) -> OtherRankAdapters:
+        return OtherRankAdapters(self)
 
     def _read_row_factors(self) -> Mapping[tuple[int, str], torch.Tensor]:
         if not self._spec.has_key_bias or self._spec.architecture not in ADAPTED:
@@ -152,6 +159,23 @@ class NativeAdapter:
             native = NativeLowRank(a=a.data_ptr(), b=b.data_ptr(), scale=scale, **sizes)
             setattr(self._layers[layer], name, native)
         self.address = ctypes.addressof(self._layers)
+
+
+def added(
+    adapters: Sequence[TorchAdapter | NativeAdapter | None], query_starts: Sequence[int]
+) -> StepAdapters | torch.Tensor | None:
+    """Returns what the adapters of a step's sequences add to it; None where no sequence has one.
+
+    A native forward pass takes an address for each row, int64 [tokens], 0 for none.
+    """
+    if not any(adapters):
+        return None
+    counts = [end - start for start, end in itertools.pairwise(query_starts)]
+    if any(isinstance(adapter, NativeAdapter) for adapter in adapters):
+        addresses = [adapter.address if isinstance(adapter, NativeAdapter) else 0 for adapter in adapters]
+        return torch.tensor(addresses).repeat_interleave(torch.tensor(counts))
+    of_torch = [adapter if isinstance(adapter, TorchAdapter) else None for adapter in adapters]
+    return StepAdapters([each for each, count in zip(of_torch, counts, strict=True) for _ in range(count)])
 
 
 def share_of_adapter(adapter: Adapter, share: Share) -> Adapter:

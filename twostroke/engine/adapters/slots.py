@@ -1,4 +1,4 @@
-"""Adapters as the engine sees them."""
+"""Adapters as the engine offers them to its worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from twostroke.models.adapters.peft import Adapter
 
 
 class AdapterSlots(Protocol):
-    """Adapters that steps may name in `Batch.weights`."""
+    """Adapters that steps may name in `Batch.weights`. An engine that computes them offers this interface."""
 
     def prepare(self, adapter: Adapter) -> Any:
         """Returns the adapter in the form that steps compute with; on any thread. Raises ConfigError if it does not
@@ -33,8 +33,3 @@ class NoSlots:
 
     def drop(self, digest: bytes) -> None:
         """Does nothing: no adapter was ever put."""
-
-
-def own_slots(slots: AdapterSlots) -> AdapterSlots:
-    """Returns the slots of a worker of one process: its only ones."""
-    return slots

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from twostroke.base.errors import EngineLost
-from twostroke.engine.adapters.slots import AdapterSlots, NoSlots
 from twostroke.engine.backends.facts import LoadedModel
 from twostroke.engine.determinism import Determinism
+from twostroke.engine.extras import Offers
 from twostroke.engine.memory_use import MemoryUse, pages_use
 from twostroke.kv_cache.memory import Pages
 from twostroke.models.expert_load import ExpertLoad
@@ -59,7 +59,7 @@ class BuiltEngine:
     """Workers that this one lends its cores to and borrows from, if it has any use for that."""
     kernels: KernelsInUse | None = None
     """None where a device computes, or nothing does."""
-    adapters: AdapterSlots = NoSlots()  # noqa: RUF009  # it has no state
+    offers: Offers = field(default_factory=dict)
     weights: MemoryUse | None = None
     """None for a paced model, which has none."""
     expert_load: ExpertLoad | None = None

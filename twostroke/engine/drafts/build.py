@@ -7,7 +7,9 @@ from pathlib import Path
 from twostroke.base.errors import ConfigError
 from twostroke.config import ModelConfig, WorkerConfig
 from twostroke.engine.backends.built import BuiltEngine
+from twostroke.engine.branches import code_of
 from twostroke.engine.drafts.engine import DraftEngine
+from twostroke.engine.extras import RunnerBranches
 from twostroke.engine.memory_use import MemoryUse
 from twostroke.kv_cache.memory import PageMemory, available_memory_bytes
 from twostroke.models.drafts.check import (
@@ -78,7 +80,7 @@ def _build_on_cpu(config: WorkerConfig, built: BuiltEngine, name: str, directory
             pool=grouped_pool(
                 [torch.from_numpy(memory.regions[0])], plan.form, plan.shapes, getattr(torch, model.dtype)
             ),
-            on=RunnerResources(built.runner),
+            on=RunnerResources(built.runner, branches=RunnerBranches(code=code_of(spec))),
             with_head=True,
         )
     except BaseException:

@@ -17,13 +17,7 @@ from twostroke.engine.backends.built import BuiltEngine, closed_on_error
 from twostroke.engine.backends.cpu.backend import CpuBackend, CpuPlan
 from twostroke.engine.backends.cpu.runner import ModelRunner
 from twostroke.engine.cores.cores import check_threads
-from twostroke.engine.ranks.adapters import (
-    AdapterMessage,
-    DropAdapter,
-    OtherRankAdapters,
-    PutAdapter,
-    RankedAdapters,
-)
+from twostroke.engine.extras import ExtraMessage, OtherProcesses, RunnerBranches
 from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory
@@ -50,23 +44,25 @@ class ModelJob(RankJob):
     config: str
     """A WorkerConfig as JSON."""
     model_dir: Path
+    branches: RunnerBranches
     layout: PoolLayout
     pages_fd: int
 
-    def load(self, group: RankGroup) -> Callable[[Batch | AdapterMessage], None]:
+    def load(self, group: RankGroup) -> Callable[[Batch | ExtraMessage], None]:
         """Raises ConfigError for what cannot be loaded."""
         config = WorkerConfig.from_json(self.config)
         spec = known_spec(self.model_dir, config.model.max_model_len, config.model.model_impl)
-        plan = RankedOnCpus(CpuBackend(spec, self.model_dir, layouts_in(self.model_dir))).plan(config)
+        backend = CpuBackend(spec, self.model_dir, layouts_in(self.model_dir), self.branches)
+        plan = RankedOnCpus(backend).plan(config)
         memory = PageMemory.join(self.pages_fd, self.layout)
         runner = plan.runner(memory, index=group.rank, collective=RankSums(group, spec.vocab_size))
-        adapters = OtherRankAdapters(runner.adapters)
+        receiver = runner.extra.receiver()
 
-        def do(message: Batch | AdapterMessage) -> None:
+        def do(message: Batch | ExtraMessage) -> None:
             if isinstance(message, Batch):
                 runner.run(message)
             else:
-                message.on(adapters)
+                message.on(receiver)
 
         return do
 
@@ -82,7 +78,7 @@ class FirstRank(RankSums):
         """Computes the step within; the other ranks do the same. Raises RankLost."""
         return self._processes.step(batch.without_draws())
 
-    def tell(self, message: PutAdapter | DropAdapter) -> None:
+    def tell(self, message: ExtraMessage) -> None:
         """Lets the other ranks do what it says, between steps. Raises RankLost."""
         self._processes.send(message)
         self._processes.finish()
@@ -101,10 +97,10 @@ class RankedOnCpus:
     def plan(self, config: WorkerConfig) -> CpuPlan:
         """Raises what the backend raises, and ConfigError where ranks cannot share the model."""
         spec, layouts, ranks = self._backend.spec, self._backend.layouts, config.ranks
-        named = None if layouts is None or spec.generic is not None else layouts_named(layouts, spec)
         flag = ranks_flag(config.model, config.role)
+        is_int8 = config.model.weights == "int8"
         plan = self._backend.plan(
-            config, shares_of(spec, ranks, named, is_int8=config.model.weights == "int8", flag=flag)
+            config, shares_of(spec, ranks, layouts_named(layouts, spec), is_int8=is_int8, flag=flag)
         )
         sums_bytes = 2 * ranks * slot_bytes_for(_most_bytes(plan)) if ranks > 1 else 0
         return replace(plan, memory=replace(plan.memory, shared_bytes=sums_bytes))
@@ -114,8 +110,9 @@ class RankedOnCpus:
         lost = Future[EngineLost]()
         facts, memory = plan.facts(), plan.page_memory(writers=True)
         with closed_on_error(memory):
-            runner, others = _ranked_runner(plan, memory, profiler, lost)
-        return plan.built(facts, memory, runner, [os.getpid(), *others], lost)
+            runner, processes, ranks = _ranked_runner(plan, memory, profiler, lost)
+        others = OtherProcesses(ranks.tell, processes.aside)
+        return plan.built(facts, memory, runner, [os.getpid(), *processes.pids], others=others, lost=lost)
 
 
 def _most_bytes(plan: CpuPlan) -> int:
@@ -139,27 +136,22 @@ def started(
 
 def _ranked_runner(
     plan: CpuPlan, memory: PageMemory, profiler: Profiler | None, lost: Future[EngineLost]
-) -> tuple[ModelRunner, list[int]]:
-    """Returns the runner of the first rank, whose other ranks have loaded too, and the process ids of those.
+) -> tuple[ModelRunner, RankProcesses, FirstRank]:
+    """Returns the runner of the first rank, whose other ranks have loaded too, and what reaches those.
 
     `memory` is protected then. `lost` gets the error when ranks are lost afterwards. Raises ConfigError for what cannot
     be loaded.
     """
     config = plan.config
-    job = ModelJob(config.to_json(), plan.model_dir, memory.layout, memory.fd)
+    job = ModelJob(config.to_json(), plan.model_dir, plan.branches, memory.layout, memory.fd)
     processes = started(config, job, _most_bytes(plan), memory.fd, lost)
     try:
         ranks = FirstRank(processes, plan.spec.vocab_size)
         with processes.loading():
-            runner = plan.runner(
-                memory,
-                collective=ranks,
-                profiler=profiler,
-                slots_over=lambda own: RankedAdapters(own, processes.aside, ranks.tell),
-            )
+            runner = plan.runner(memory, collective=ranks, profiler=profiler)
         processes.wait_until_ready()
         memory.protect()
     except BaseException:
         processes.close()
         raise
-    return runner, processes.pids
+    return runner, processes, ranks

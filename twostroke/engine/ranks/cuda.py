@@ -17,7 +17,7 @@ import torch
 
 from twostroke.base.errors import EngineLost, RankLost
 from twostroke.config import WorkerConfig
-from twostroke.config.worker import check_gpu_adapters, ranks_flag
+from twostroke.config.worker import ranks_flag
 from twostroke.device.memory import DeviceMemory
 from twostroke.device.sharing import CudaSharing
 from twostroke.engine.backends.built import BuiltEngine
@@ -112,11 +112,10 @@ class RankedOnDevices:
         self._backend = backend
 
     def plan(self, config: WorkerConfig) -> CudaPlan:
-        """Raises what the backend raises, and ConfigError where ranks cannot share the model or what changes it."""
+        """Raises what the backend raises, and ConfigError where ranks cannot share the model."""
         spec, ranks = self._backend.spec, config.ranks
         flag = ranks_flag(config.model, config.role)
         check_shared_out(flag, ranks, has_codes=self._backend.layout_of is not None)
-        check_gpu_adapters(config.model, config.adapters, config.role)
         return self._backend.plan(config, tuple(share_of(spec, rank, ranks) for rank in range(ranks)))
 
     def load(self, plan: CudaPlan, profiler: Profiler | None) -> BuiltEngine:

@@ -47,8 +47,8 @@ class RaggedBatch:
     """int64 [T]: exact page * block + offset, in forms whose scales span a block; None where it is not decided yet."""
     further: tuple[RaggedPlaces, ...] = ()
     """Places in each further page group; none where its pages lie where the first group's do."""
-    adapters: tuple[Any, ...] = ()
-    """[S] the adapter of each sequence, or None, in the model's own form; empty where none has one."""
+    added: Any = None
+    """What is added to products of this step, in the form in which the model takes it. None: nothing."""
     kernels: KernelRecords | None = None
     """Native kernels are recorded here while a profile is taken."""
 

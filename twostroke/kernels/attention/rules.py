@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Final
+
+from twostroke.kv_cache.groups.page_group import PageGroup, page_groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +30,30 @@ class AttentionRule:
         """Returns the first position that a token sees."""
         return 0 if self.window is None else max(0, position - self.window + 1)
 
+    def sees(self, positions: Any, keys: Any) -> Any:
+        """Returns which keys, by position, tokens at these positions see: of numbers, arrays or tensors."""
+        seen = keys <= positions
+        return seen if self.window is None else seen & (keys > positions - self.window)
+
+    def most_seen(self, context: int, rows: int) -> int:
+        """Returns the most tokens of a context that any of its last rows sees."""
+        return context if self.window is None else min(context, self.window + rows - 1)
+
+    @property
+    def sight(self) -> int | None:
+        """Is equal for layers with tokens that see the same tokens."""
+        return self.window
+
+
+SEES_ALL: Final = AttentionRule(scale=1.0)
 
 AnyRules = float | Sequence[AttentionRule]
 """A rule for each layer, or the scale of all of them where they see everything up to themselves with the first rope."""
+
+
+def page_groups_of(rules: Sequence[AttentionRule]) -> tuple[PageGroup, ...]:
+    """Returns the page groups of a model whose layers have these rules, the full group first."""
+    return page_groups([rule.window for rule in rules])
 
 
 def rule_of(rules: AnyRules, layer: int) -> AttentionRule:

@@ -127,7 +127,7 @@ class NativeCall(ctypes.Structure):
         ("steps", _POINTER),
         ("places", _POINTER),
         ("kernels", _POINTER),
-        ("adapters", _POINTER),
+        ("added", _POINTER),
     )
 
 
@@ -288,18 +288,18 @@ class NativeForward:
         steps: NativeAttentionStep,
         sampled: torch.Tensor | None,
         kernels: KernelRecords | None = None,
-        adapters: torch.Tensor | None = None,
+        added: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """Returns float32 logits [len(sampled), vocab] of those rows; None for `sampled` ends with the last layer's KV.
 
-        `steps` are those of the attention. Each kernel is recorded in `kernels`. `adapters`: int64
-        [tokens], the address of each row's `NativeAdapter`, 0 for none.
+        `steps` are those of the attention. Each kernel is recorded in `kernels`. `added`: int64 [tokens], the address
+        of what native/low_rank.h adds to each row, layer by layer, 0 for nothing.
         """
         assert tokens.dtype == torch.int32, "the kernel walks these by index"
         call = NativeCall(tokens=tokens.data_ptr(), rows=len(tokens))
         call.steps, call.places = steps.address, steps.places_address
         call.kernels = None if kernels is None else ctypes.addressof(kernels)
-        call.adapters = None if adapters is None else adapters.data_ptr()
+        call.added = None if added is None else added.data_ptr()
         logits = None
         if sampled is not None:
             assert self._head is not None, "sampling on a worker without a head"

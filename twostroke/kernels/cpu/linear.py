@@ -120,7 +120,7 @@ class NativeLinears:
     """Packs weights for the machine at hand. `is_int8` halves what a step reads, at the price of some exactness."""
 
     def __init__(
-        self, kernels: Kernels, team: Team | None, *, is_int8: bool = False, arena: Arena | None = None
+        self, kernels: Kernels, team: Team | None, arena: Arena | None = None, *, is_int8: bool = False
     ) -> None:
         """`arena`: where the packed weights lie; memory of their own where it is None."""
         pointer, number = ctypes.c_void_p, ctypes.c_int64

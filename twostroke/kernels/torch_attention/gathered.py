@@ -29,19 +29,19 @@ class Tile:
     positions: torch.Tensor
     """int32 [rows]"""
     masks: dict[int | None, tuple[int, torch.Tensor | None]]
-    """The first key that any row sees, and which keys from it on each row sees, bool [rows, keys], by window. It is
-    None where all rows see all of them."""
+    """The first key that any row sees, and which keys from it on each row sees, bool [rows, keys], by the sight of
+    rules. It is None where all rows see all of them."""
 
     def keys(self, rule: AttentionRule) -> tuple[slice, torch.Tensor | None]:
         """Returns which keys any row sees, and which of them each row does."""
-        if rule.window not in self.masks:
+        if rule.sight not in self.masks:
             first = rule.first_visible(self.context_len - (self.rows.stop - self.rows.start))
             mask = None
             if self.rows.stop - self.rows.start > 1:
                 keys = torch.arange(first, self.context_len, dtype=torch.int32)
                 mask = reference.visible(self.positions, keys, rule)
-            self.masks[rule.window] = first, mask
-        first, mask = self.masks[rule.window]
+            self.masks[rule.sight] = first, mask
+        first, mask = self.masks[rule.sight]
         return slice(first, self.context_len), mask
 
 

@@ -129,10 +129,10 @@ class Decode:
 
     spans: Spans
     plans: Mapping[int | None, DecodePlan]
-    """One plan for each window that layers have."""
+    """One plan for all layers with the same sight."""
 
     def plan_of(self, rule: AttentionRule) -> DecodePlan:
-        return self.plans[rule.window]
+        return self.plans[rule.sight]
 
 
 def planned(
@@ -143,10 +143,10 @@ def planned(
     tuning: DecodeTuning,
     rules: Sequence[AttentionRule],
 ) -> Decode:
-    """Returns the launch with a plan for each window."""
-    windows = {rule.window for rule in rules}
+    """Returns the launch with a plan for each sight of layers."""
+    kinds = {rule.sight: rule for rule in rules}
     return Decode(
-        spans, {window: plan_decode(spans, pool, heads, multiprocessors, tuning, window) for window in windows}
+        spans, {sight: plan_decode(spans, pool, heads, multiprocessors, tuning, rule) for sight, rule in kinds.items()}
     )
 
 

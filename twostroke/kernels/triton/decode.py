@@ -3,8 +3,8 @@
 All query heads that share a K/V head, times the span's rows, are packed into one matrix operand, so K and V are read
 once. A context is split among programs. The host fixes their number, and their shares follow from the context length on
 the device: a captured launch serves any lengths. Programs of empty shares leave at once. Each share's result is
-normalised and kept with the logarithm (base 2) of its weight; the second kernel merges them. A layer with a window
-splits what its rows see: nothing before that is read. A head's sink takes its part once, where all shares are there.
+normalised and kept with the logarithm (base 2) of its weight; the second kernel merges them. A layer splits what its
+rows see: nothing before that is read. A head's sink takes its part once, where all shares are there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from twostroke.kernels.attention.rules import AnyRules, rule_of
+from twostroke.kernels.attention.rules import SEES_ALL, AnyRules, AttentionRule, rule_of
 from twostroke.kernels.attention.spans import Spans
 from twostroke.kernels.pools.page_pool import PagePool
 from twostroke.kernels.triton.bytes import decoded
@@ -79,15 +79,19 @@ class DecodePlan:
 
 
 def plan_decode(
-    spans: Spans, pool: PagePool, heads: int, multiprocessors: int, tuning: DecodeTuning, window: int | None = None
+    spans: Spans,
+    pool: PagePool,
+    heads: int,
+    multiprocessors: int,
+    tuning: DecodeTuning,
+    rule: AttentionRule = SEES_ALL,
 ) -> DecodePlan:
-    """Returns the plan of the layers with this window: their rows see no more of a context."""
+    """Returns the plan of the layers that see what this rule shows."""
     kv_heads, dim = pool.kv_heads, pool.head_dim
     count = len(spans.fields)
     wanted = -(-multiprocessors * tuning.programs_per_sm // max(1, count * kv_heads))
-    longest = spans.longest_context
-    if window is not None:
-        longest = min(longest, window + spans.most_rows + tuning.keys)  # which begins with a whole tile
+    # What is seen begins with a whole tile.
+    longest = rule.most_seen(spans.longest_context, spans.most_rows + tuning.keys + 1)
     most = -(-longest // tuning.least_share)
     splits = max(1, min(wanted, most, MOST_SPLITS))
     kept = (count, kv_heads, spans.most_rows * (heads // kv_heads), splits if splits > 1 else 0)
@@ -125,21 +129,21 @@ def decode_attention(
     assert plan.weights.shape[:3] == (count, kv_heads, packed), "the plan was made for other spans"
     shape = {"KV_HEADS": kv_heads, "GROUP": group, "DIM": dim, "DIM_PAD": triton.next_power_of_2(dim)}
     rule = rule_of(rules, layer)
-    window = rule_arguments(rule, sinks)
-    share = {"KEYS": tuning.keys, "LEAST_SHARE": tuning.least_share, "WINDOW": window.pop("WINDOW")}
+    kind = rule_arguments(rule, sinks)
+    share = {"KEYS": tuning.keys, "LEAST_SHARE": tuning.least_share, "WINDOW": kind.pop("WINDOW")}
     decode_kernel[(kv_heads, splits, count)](
         q, out, plan.partials, plan.weights, pool.numbers, scales_of(pool), sinks_of(sinks, q),
         spans.block_tables, spans.fields,
         q.stride(0), out.stride(0), spans.block_tables.stride(0), pool.numbers.stride(0), layer, packed, splits,
         *score_factors(rule),
-        **shape, **share, **window, **pool_arguments(pool),
+        **shape, **share, **kind, **pool_arguments(pool),
         PACKED_PAD=max(16, triton.next_power_of_2(packed)), WHOLE=splits == 1,
         num_warps=tuning.warps, num_stages=tuning.stages, enable_fp_fusion=True,
     )  # fmt: skip
     if splits > 1:
         merge_kernel[(kv_heads, packed, count)](
             out, plan.partials, plan.weights, sinks_of(sinks, q), spans.fields, out.stride(0), packed, splits,
-            **shape, **share, HAS_SINKS=window["HAS_SINKS"], CHUNK=MERGE_CHUNK, num_warps=4, enable_fp_fusion=True,
+            **shape, **share, HAS_SINKS=kind["HAS_SINKS"], CHUNK=MERGE_CHUNK, num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
 
 

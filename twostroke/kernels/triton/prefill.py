@@ -2,7 +2,7 @@
 
 A span is one tile; the host cuts chunks into them (`spans.cut_into_tiles`). A program takes one tile and one query
 head. It walks the context in tiles of keys, which it gathers through the block table. Keys that all rows see come
-first, without masks. The diagonal follows. In a layer with a window the program begins with the first key that any row
+first, without masks. The diagonal follows. Where a rule hides keys, the program begins with the first one that any row
 sees. It uses masks until all rows see a tile.
 """
 

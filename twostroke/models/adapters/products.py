@@ -6,7 +6,6 @@ made as the model's are, and see only the rows of that adapter.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -84,29 +83,22 @@ class TorchAdapter:
 
 
 class StepAdapters:
-    """The adapters of one step's rows."""
+    """The `AddedProducts` of one step: the adapters of its rows."""
 
-    def __init__(self, of_row: Sequence[TorchAdapter | None], device: torch.device | str = "cpu") -> None:
+    def __init__(self, of_row: Sequence[TorchAdapter | None]) -> None:
         self._of_row = list(of_row)
-        self._device = device
         rows: dict[TorchAdapter, list[int]] = {}
         for row, adapter in enumerate(of_row):
             if adapter is not None:
                 rows.setdefault(adapter, []).append(row)
-        self._rows = {adapter: torch.tensor(own, device=device) for adapter, own in rows.items()}
+        self._rows = {adapter: torch.tensor(own) for adapter, own in rows.items()}
 
     def pruned(self, rows: torch.Tensor) -> StepAdapters:
-        """Returns only those of these rows."""
-        return StepAdapters([self._of_row[row] for row in rows.tolist()], self._device)
+        """Returns what is added to these rows."""
+        return StepAdapters([self._of_row[row] for row in rows.tolist()])
 
     def add(self, layer: int, stack: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Adds to rows of a product y of x what their adapters add; y itself is returned."""
         for adapter, rows in self._rows.items():
             adapter.add(layer, stack, x, y, rows)
         return y
-
-
-def adapters_of_rows(adapters: Sequence[TorchAdapter | None], query_starts: Sequence[int]) -> list[TorchAdapter | None]:
-    """Returns the adapter of each token of a step, from those of its sequences."""
-    counts = [end - start for start, end in itertools.pairwise(query_starts)]
-    return [adapter for adapter, count in zip(adapters, counts, strict=True) for _ in range(count)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,8 +13,6 @@ from twostroke.kernels.attention.interface import AttentionBackend
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.linear import SERVED, NativeLinears
-from twostroke.kernels.cpu.team import Team
-from twostroke.kernels.cpu.weights.arena import Arena
 from twostroke.kernels.products.linear import Linears, TorchLinears
 from twostroke.kernels.products.steady import SteadyLinears
 from twostroke.kernels.products.stored import Matrix
@@ -32,9 +29,6 @@ from twostroke.models.weights.products import ModelWeights, take_products
 from twostroke.models.weights.stored.formats import open_weights
 from twostroke.models.weights.stored.model_files import layouts_in
 from twostroke.models.weights.tensors import WeightSource
-
-if TYPE_CHECKING:  # loads transformers
-    from twostroke.models.generic.paged_model import PagedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +63,8 @@ def load_model(
             "leave --weights away to serve them as they are",
             field="weights",
         )
-    if spec.generic is not None:
-        return _generic(directory, spec, backend, dtype=dtype, is_int8=is_int8, with_head=with_head)
     if kernels is not None and isinstance(backend, NativeAttention) and dtype == SERVED:
-        pack = functools.partial(_native_linears, kernels, backend.team, is_int8)
+        pack = functools.partial(NativeLinears, kernels, backend.team, is_int8=is_int8)
         weights = PackedModel(directory, spec, dtype, is_int8, pack).load(with_head=with_head)
         return NativeTransformer(
             spec, weights, backend, kernels, is_deterministic=options.is_deterministic, collective=collective
@@ -115,27 +107,6 @@ class _Copies:
         """Raises what the files raise."""
         matrix = self.files.take_matrix(name, rows, inputs)
         return matrix.clone() if isinstance(matrix, torch.Tensor) else matrix
-
-
-def _generic(
-    directory: Path, spec: ModelSpec, backend: AttentionBackend, *, dtype: torch.dtype, is_int8: bool, with_head: bool
-) -> PagedModel:
-    """Returns the model in transformers' code. Raises ConfigError for weights that it cannot load."""
-    from twostroke.models.generic.checkpoint import load_checkpoint  # loads transformers, which families do without
-    from twostroke.models.generic.paged_model import PagedModel
-
-    if is_int8:
-        raise ConfigError(
-            f"--weights int8 is not computed for {spec.architecture}, which transformers runs; "
-            "leave --weights away to serve the weights as they are",
-            field="weights",
-        )
-    model, _ = load_checkpoint(directory, dtype, with_head=with_head)
-    return PagedModel(model, spec, backend, dtype)
-
-
-def _native_linears(kernels: Kernels, team: Team | None, is_int8: bool, arena: Arena) -> NativeLinears:
-    return NativeLinears(kernels, team, is_int8=is_int8, arena=arena)
 
 
 def stored_key_centers(directory: Path, spec: ModelSpec, dtype: torch.dtype) -> torch.Tensor | None:

@@ -72,12 +72,7 @@ class NativeTransformer:
         self, tokens: torch.Tensor, batch: RaggedBatch, sample_rows: torch.Tensor | None
     ) -> torch.Tensor | None:
         step = self._backend.begin(batch)
-        adapters = None
-        if any(batch.adapters):
-            addresses = torch.tensor([0 if adapter is None else adapter.address for adapter in batch.adapters])
-            counts = torch.tensor(batch.query_starts).diff()
-            adapters = addresses.repeat_interleave(counts)
-        logits = self._forward(tokens.int(), step, sample_rows, batch.kernels, adapters)
+        logits = self._forward(tokens.int(), step, sample_rows, batch.kernels, batch.added)
         return None if logits is None else self._collective.gather(logits)
 
 

@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from twostroke.kernels import reference
 from twostroke.kernels.attention.interface import AttentionBackend, AttentionStep, RaggedBatch
-from twostroke.models.adapters.products import StepAdapters, adapters_of_rows
 from twostroke.models.decoders.collective import Alone, Collective
 from twostroke.models.decoders.latent_attention import queries_and_keys, values_of
 from twostroke.models.decoders.mixture import counters, mixture
@@ -41,6 +40,16 @@ class Model(Protocol):
         """
 
 
+class AddedProducts(Protocol):
+    """What a step adds to products of the model, row by row."""
+
+    def add(self, layer: int, stack: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Adds to a product y of x, in place, and returns y. `stack`: qkv, output, gate_up or down."""
+
+    def pruned(self, rows: torch.Tensor) -> AddedProducts:
+        """Returns what is added to these rows."""
+
+
 class Transformer:
     """In torch's operations, on any device: weights, and the attention backend that knows the pages."""
 
@@ -58,11 +67,12 @@ class Transformer:
     def forward(
         self, tokens: torch.Tensor, batch: RaggedBatch, sample_rows: torch.Tensor | None
     ) -> torch.Tensor | None:
-        step, adapters = self._backend.begin(batch), step_adapters(batch)
+        step = self._backend.begin(batch)
+        added: AddedProducts | None = batch.added
         x = self._embedded(tokens, batch.positions)
         last = len(self._weights.layers) - 1
         for index, layer in enumerate(self._weights.layers):
-            q = self._store(index, layer, x, step, adapters)
+            q = self._store(index, layer, x, step, added)
             if index == last and sample_rows is None:
                 return None
             attended = step.attend(index, q, layer.sinks)
@@ -70,8 +80,8 @@ class Transformer:
                 attended = values_of(attended, layer.latents)
             if index == last:
                 x, attended = x[sample_rows], attended[sample_rows]
-                adapters = None if adapters is None or sample_rows is None else adapters.pruned(sample_rows)
-            x = self._finish(index, layer, x, attended, adapters)
+                added = None if added is None or sample_rows is None else added.pruned(sample_rows)
+            x = self._finish(index, layer, x, attended, added)
         assert self._weights.head is not None, "sampling on a worker without a head"
         logits = self._collective.gather(self._weights.head(self._norm(x, self._weights.norm)))
         return None if logits is None else reference.capped(logits, self._spec.final_softcap)
@@ -85,7 +95,7 @@ class Transformer:
         return x if self._weights.positions is None else x + self._weights.positions[positions]
 
     def _store(
-        self, index: int, layer: LayerWeights, x: torch.Tensor, step: AttentionStep, adapters: StepAdapters | None
+        self, index: int, layer: LayerWeights, x: torch.Tensor, step: AttentionStep, added: AddedProducts | None
     ) -> torch.Tensor:
         """Queries of this layer, rotated; keys and values are in their pages."""
         spec = self._spec
@@ -93,32 +103,32 @@ class Transformer:
         if layer.latents is not None and spec.latents is not None:
             q, k = queries_and_keys(layer.qkv(normed), layer.latents, spec.latents)
             return step.store(index, q, k, k[..., : spec.latents.latent_dim])
-        qkv = _with(adapters, index, "qkv", normed, layer.qkv(normed)).view(len(x), -1, spec.head_dim)
+        qkv = _with(added, index, "qkv", normed, layer.qkv(normed)).view(len(x), -1, spec.head_dim)
         q, k, v = torch.split(qkv, self._qkv_heads, dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = self._rms_norm(q, layer.q_norm), self._rms_norm(k, layer.k_norm)
         return step.store(index, q, k, v)
 
     def _finish(
-        self, index: int, layer: LayerWeights, x: torch.Tensor, attended: torch.Tensor, adapters: StepAdapters | None
+        self, index: int, layer: LayerWeights, x: torch.Tensor, attended: torch.Tensor, added: AddedProducts | None
     ) -> torch.Tensor:
-        part = _with(adapters, index, "output", attended, layer.attention_output(attended))
+        part = _with(added, index, "output", attended, layer.attention_output(attended))
         attention = self._collective.all_reduce(part)
         if layer.attention_output_norm is not None:
             attention = self._norm(attention, layer.attention_output_norm)
         if self._spec.is_parallel:
-            return self._mlp(index, layer, x, adapters) + attention + x
+            return self._mlp(index, layer, x, added) + attention + x
         x = x + attention
-        return x + self._mlp(index, layer, x, adapters)
+        return x + self._mlp(index, layer, x, added)
 
-    def _mlp(self, index: int, layer: LayerWeights, x: torch.Tensor, adapters: StepAdapters | None) -> torch.Tensor:
+    def _mlp(self, index: int, layer: LayerWeights, x: torch.Tensor, added: AddedProducts | None) -> torch.Tensor:
         normed, experts = self._norm(x, layer.mlp_norm), self._spec.experts_of(index)
         if experts is not None and layer.experts is not None:
             part = mixture(normed, layer.experts, layer.mlp, experts, self._expert_tokens[index])
             return self._collective.all_reduce(part)
         assert layer.mlp is not None, "a dense layer has an MLP"
-        inner = layer.mlp.inner(normed, functools.partial(_with, adapters, index, "gate_up"))
-        y = self._collective.all_reduce(_with(adapters, index, "down", inner, layer.mlp.down(inner)))
+        inner = layer.mlp.inner(normed, functools.partial(_with, added, index, "gate_up"))
+        y = self._collective.all_reduce(_with(added, index, "down", inner, layer.mlp.down(inner)))
         return y if layer.mlp_output_norm is None else self._norm(y, layer.mlp_output_norm)
 
     def _norm(self, x: torch.Tensor, norm: NormWeights) -> torch.Tensor:
@@ -132,13 +142,6 @@ class Transformer:
         return functional.rms_norm(wide, weight.shape, weight, self._spec.norm_epsilon).to(x.dtype)
 
 
-def step_adapters(batch: RaggedBatch) -> StepAdapters | None:
-    """Returns the adapters of a step's rows; None where no row has one."""
-    if not any(batch.adapters):
-        return None
-    return StepAdapters(adapters_of_rows(batch.adapters, batch.query_starts), batch.positions.device)
-
-
-def _with(adapters: StepAdapters | None, layer: int, stack: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Returns a product y of x with what the adapters of its rows add."""
-    return y if adapters is None else adapters.add(layer, stack, x, y)
+def _with(added: AddedProducts | None, layer: int, stack: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Returns a product y of x with what the step adds to it."""
+    return y if added is None else added.add(layer, stack, x, y)

@@ -47,8 +47,13 @@ FAMILIES: Final = {
 }
 
 
-def layouts_named(layout_of: LayoutOf, spec: ModelSpec) -> LayoutOf:
-    """Returns the layouts of a model's matrices by the names that the rest of the program knows."""
+def layouts_named(layout_of: LayoutOf | None, spec: ModelSpec) -> LayoutOf | None:
+    """Returns the layouts of a model's matrices by the names that the rest of the program knows.
+
+    None for a model of plain numbers, and for one that other code than ours computes: it has no such names.
+    """
+    if layout_of is None or spec.generic is not None:
+        return None
     family = FAMILIES[spec.architecture]
 
     def layout(name: str) -> Layout | None:

@@ -117,5 +117,4 @@ def check_orders(directory: Path, share: ModelSpec) -> None:
 
 
 def _layouts(directory: Path, spec: ModelSpec) -> LayoutOf | None:
-    layouts = layouts_in(directory)
-    return None if layouts is None or spec.generic is not None else layouts_named(layouts, spec)
+    return layouts_named(layouts_in(directory), spec)

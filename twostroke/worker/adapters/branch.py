@@ -10,7 +10,7 @@ import grpc.aio
 
 from twostroke.base.errors import ServeError
 from twostroke.config import WorkerConfig
-from twostroke.engine.adapters.slots import AdapterSlots
+from twostroke.engine.adapters.slots import AdapterSlots, NoSlots
 from twostroke.engine.backends.built import BuiltEngine
 from twostroke.request import WeightsRef
 from twostroke.rpc.server import RpcServer
@@ -46,12 +46,11 @@ class LoadedSlots(LoadedBranch):
 class Adapters(Branch):
     @staticmethod
     def load(config: WorkerConfig, built: BuiltEngine) -> LoadedSlots:
-        return LoadedSlots(built.adapters)
+        return LoadedSlots(built.offers.get(AdapterSlots, NoSlots()))
 
     @classmethod
-    def mount(cls, host: BranchHost, loaded: LoadedBranch | None) -> Adapters:
-        assert isinstance(loaded, LoadedSlots)
-        return cls(host, loaded.slots)
+    def mount(cls, host: BranchHost, loaded: LoadedBranch | None) -> Adapters | None:
+        return cls(host, loaded.slots) if isinstance(loaded, LoadedSlots) else None
 
     def __init__(self, host: BranchHost, slots: AdapterSlots) -> None:
         super().__init__(host)

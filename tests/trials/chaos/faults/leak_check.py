@@ -8,7 +8,8 @@ from collections import Counter
 
 from tests.trials.chaos.faults.outcome import MISMATCHES, Drafts, PoolRest
 from tests.trials.chaos.faults.testbed import POLL_S, Bed
-from tools.doctor.examine import Samples, scrape, value
+from tools.doctor.examine import scrape, value
+from tools.doctor.facts import Samples
 from tools.doctor.speculation import speculation_in
 from twostroke.base.errors import PeerLost, ServeError
 from twostroke.config import DRAFT_MODEL, Role

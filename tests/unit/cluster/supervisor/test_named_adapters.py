@@ -20,7 +20,7 @@ from twostroke.base.errors import InvalidRequest, NotFound, Overloaded
 from twostroke.models.adapters.store import KEPT_S, store_dir
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
-from twostroke.rpc.v1 import adapters_pb2, adapters_pb2_grpc, worker_pb2
+from twostroke.rpc.v1 import adapters_pb2, adapters_pb2_grpc, fleet_pb2, worker_pb2
 
 NOWHERE = "127.0.0.1:1"
 """The address of a worker that has gone."""
@@ -38,6 +38,13 @@ class Worker(adapters_pb2_grpc.WorkerAdaptersServicer):
         return adapters_pb2.KeepAdaptersResponse()
 
 
+def viewed(names: NamedAdapters) -> list[adapters_pb2.NamedAdapter]:
+    """Returns the adapters of the view that watchers of the fleet get."""
+    view = fleet_pb2.FleetView()
+    names.add_to_view(view)
+    return list(view.adapters)
+
+
 @dataclass
 class Fleet:
     store: FakeBackend
@@ -52,7 +59,7 @@ class Fleet:
         await self.names.Remove(adapters_pb2.RemoveAdapterRequest(name=name), None)  # type: ignore[arg-type]
 
     def served(self) -> dict[str, bytes]:
-        return {each.name: each.adapter.digest for each in self.names.to_messages()}
+        return {each.name: each.adapter.digest for each in viewed(self.names)}
 
     async def until_told(self, *numbers: int) -> None:
         async with asyncio.timeout(60):
@@ -165,6 +172,6 @@ async def test_a_stored_name_with_any_damage_is_left_out_with_a_warning(caplog: 
             fleet.store.messages["adapter"][first] = damaged
             caplog.clear()
             names = NamedAdapters(fleet.store, lambda: 8, list, Membership.of(TOKEN, None))
-            assert [each.name for each in names.to_messages()] == ["b"], what
+            assert [each.name for each in viewed(names)] == ["b"], what
             (warning,) = [each.message for each in caplog.records if each.levelno >= logging.WARNING]
             assert "load it again" in warning, what

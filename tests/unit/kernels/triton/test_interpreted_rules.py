@@ -134,7 +134,7 @@ def test_a_window_is_split_among_no_more_programs_than_it_is_worth() -> None:
     spans = Spans(torch.zeros(1, 4, dtype=torch.int32), case.tables, 1, 1 << 20)
     pool, tuning = PagePool.plain(case.pool), DecodeTuning(keys=32, warps=4, stages=2, least_share=32)
     assert plan_decode(spans, pool, 4, 100, tuning).splits == 128
-    assert plan_decode(spans, pool, 4, 100, tuning, window=64).splits == 4
+    assert plan_decode(spans, pool, 4, 100, tuning, AttentionRule(scale=1.0, window=64)).splits == 4
 
 
 def test_kernels_are_made_once_for_layers_that_differ_in_their_scale_alone() -> None:

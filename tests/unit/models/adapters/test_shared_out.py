@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,16 +15,12 @@ from tests.unit.models.shares.test_share import NativeCollective
 from tests.unit.models.test_registry import saved
 from twostroke.base.errors import ConfigError
 from twostroke.engine.adapters.model_adapters import ModelAdapters, share_of_adapter
-from twostroke.engine.ranks.adapters import (
-    AdapterMessage,
-    OtherRankAdapters,
-    PrepareAdapter,
-    PutAdapter,
-    RankedAdapters,
-)
+from twostroke.engine.adapters.over_ranks import OtherRankAdapters, PrepareAdapter, PutAdapter, RankedAdapters
+from twostroke.engine.extras import ExtraMessage, OtherProcesses
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.models.registry import read_spec
 from twostroke.models.shares.shared_out import shares_in
+from twostroke.scheduler.batch import Batch
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -55,6 +52,13 @@ def test_an_adapter_of_the_size_of_a_share_is_refused_by_each_rank(tmp_path: Pat
         ModelAdapters(tmp_path, share, torch.float32, linears=None).prepare(share_of_adapter(adapter, share.share))
 
 
+def rows_of(*adapters: bytes | None) -> Batch:
+    """A step of a row for each of these adapters."""
+    none = np.zeros(len(adapters), np.int32)
+    starts = np.arange(len(adapters) + 1, dtype=np.int32)
+    return Batch(none, none, starts, none, none[:, None], none.astype(np.int64), adapters=adapters)
+
+
 def test_all_ranks_have_the_adapters_of_the_first_one(tmp_path: Path) -> None:
     saved(MODELS["llama"], tmp_path)
     adapter = an_adapter(tmp_path)
@@ -64,20 +68,21 @@ def test_all_ranks_have_the_adapters_of_the_first_one(tmp_path: Path) -> None:
     )
     other = OtherRankAdapters(second)
 
-    def told(message: AdapterMessage) -> None:
+    def told(message: ExtraMessage) -> None:
         pickle.loads(pickle.dumps(message)).on(other)
 
-    ranked = RankedAdapters(first, told, told)
+    ranked = RankedAdapters(first, OtherProcesses(told, told))
     prepared = ranked.prepare(adapter)
     assert [*other.prepared] == [adapter.digest]
     ranked.put(adapter.digest, prepared)
     assert not other.prepared
     for rank in (first, second):
-        assert rank.of([adapter.digest, None])[1] is None
+        assert (addresses := rank.of_step(rows_of(adapter.digest, None))) is not None
+        assert [address > 0 for address in addresses.tolist()] == [True, False]
     ranked.drop(adapter.digest)
     for rank in (first, second):
         with pytest.raises(KeyError):
-            rank.of([adapter.digest])
+            rank.of_step(rows_of(adapter.digest))
 
 
 def test_a_share_that_was_prepared_in_vain_goes_when_the_next_adapter_comes(tmp_path: Path) -> None:
@@ -92,7 +97,7 @@ def test_a_share_that_was_prepared_in_vain_goes_when_the_next_adapter_comes(tmp_
     assert [*other.prepared] == [again.digest, later.digest]
     PutAdapter(again.digest).on(other)
     assert [*other.prepared] == [later.digest]
-    assert None not in own.of([used.digest, again.digest])
+    assert 0 not in own.of_step(rows_of(used.digest, again.digest))
 
 
 def test_what_one_rank_cannot_prepare_is_refused_and_kept_by_none(tmp_path: Path) -> None:
@@ -104,12 +109,12 @@ def test_what_one_rank_cannot_prepare_is_refused_and_kept_by_none(tmp_path: Path
     )
     others = [OtherRankAdapters(second), OtherRankAdapters(third)]
 
-    def aside(message: AdapterMessage) -> None:
+    def aside(message: ExtraMessage) -> None:
         for other in others:
             message.on(other)
         if isinstance(message, PrepareAdapter):
             raise ConfigError("1 of the other ranks could not do it: MemoryError")
 
     with pytest.raises(ConfigError, match="could not do it"):
-        RankedAdapters(first, aside, aside).prepare(adapter)
+        RankedAdapters(first, OtherProcesses(aside, aside)).prepare(adapter)
     assert not any(other.prepared for other in others)

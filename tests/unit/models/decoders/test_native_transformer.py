@@ -16,6 +16,7 @@ from tests.unit.models import test_deterministic as steady
 from tests.unit.models.family_configs import CONFIGS
 from tests.unit.models.test_registry import SIZES, saved
 from twostroke.base.errors import ConfigError
+from twostroke.engine.adapters.model_adapters import added
 from twostroke.kernels.attention.interface import RaggedBatch
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
@@ -75,7 +76,7 @@ class Served:
             cosines=cosines[at],
             sines=sines[at],
             kernels=records,
-            adapters=adapters,
+            added=added(adapters, counts.tolist()),
         )
         tokens = torch.cat([s[start:] for s, start in zip(sequences, starts, strict=True)]).int()
         return self.model.forward(tokens, batch, None if sampled is None else torch.tensor(sampled))

@@ -14,10 +14,11 @@ from tests.unit.models.generic_configs import GENERIC, WINDOW
 from tests.unit.models.test_families import NEW_TOKENS, ODD, Pages, greedy, one_thread, reference
 from twostroke.base.errors import ConfigError
 from twostroke.config.model import TRANSFORMERS
+from twostroke.engine.generic.code import GenericCode
 from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.pools.page_pool import PagePool
-from twostroke.models.decoders.choice import LoadOptions, load_model
+from twostroke.models.decoders.choice import LoadOptions
 from twostroke.models.families.table import FAMILIES
 from twostroke.models.known_specs import known_spec
 from twostroke.models.registry import read_spec
@@ -115,4 +116,4 @@ def test_int8_weights_are_refused_by_name(tmp_path: Path) -> None:
     pool = PagePool.empty(2, "float32", spec.page_shape(16))
     backend = choose_attention(pool, heads=spec.heads, rules=spec.rules, kernels=None, dtype=torch.float32)
     with pytest.raises(ConfigError, match=r"--weights int8 is not computed for OPTForCausalLM"):
-        load_model(tmp_path, spec, backend, None, LoadOptions(dtype=torch.float32, is_int8=True))
+        GenericCode().load(tmp_path, spec, backend, LoadOptions(dtype=torch.float32, is_int8=True))

@@ -17,8 +17,10 @@ from tests.unit.models.family_configs import CONFIGS
 from tests.unit.models.test_registry import SIZES, saved
 from tests.unit.scheduler.bench import Bench
 from tools.bill.bill import make_bill
+from tools.bill.drafts import billed_draft
 from tools.bill.measure import disk_cost, host_cost
 from tools.bill.options import BillFlags, DraftFlags, MachineFlags, MemoryFlags, ModelFlags, RequestFlags
+from tools.bill.ranks import ranked
 from tools.bill.report import groups_grid, render_page, tables
 from tools.bill.tiers import ComputeCost, TierCost, break_even_pages
 from tools.cli import main
@@ -70,7 +72,7 @@ def test_ranks_are_billed_one_by_one_and_beside_a_worker_that_computes_all(
     saved(LlamaConfig(**SIZES), tmp_path)
     one = make_bill(flags(str(tmp_path))).model.plan
     bill = make_bill(flags(str(tmp_path), decode_tp=2))
-    prefill, decode = (worker.plan for worker in bill.model.ranked)
+    prefill, decode = (worker.plan for worker in ranked(bill.model))
     spec = read_spec(tmp_path)
     assert [each.weights for each in prefill.processes] == [packed_weights(spec, is_int8=False, with_head=False)]
     assert HOST_PROCESS_BYTES < prefill.working_bytes < one.working_bytes, "it draws nothing"
@@ -107,10 +109,11 @@ def test_a_draft_model_is_billed_as_a_decode_worker_counts_it(
     assert drafting is not None
     asked = DraftFlags(draft_model=str(draft), draft_cache_bytes=MIB)
     bill = make_bill(flags(str(model), dtype=dtype, memory=memory).replace(draft=asked))
-    assert bill.draft is not None
+    plan = billed_draft(bill.model)
+    assert plan is not None
     counted = {use.part: use.billed_bytes for use in drafting.memory_use}
-    assert counted == {"draft pages": bill.draft.pool_bytes, "draft weights": bill.draft.weights.total}
-    assert bill.draft.pages == drafting.pages
+    assert counted == {"draft pages": plan.pool_bytes, "draft weights": plan.weights.total}
+    assert plan.pages == drafting.pages
     without = make_bill(flags(str(model), dtype=dtype, memory=memory))
     assert bill.total_bytes - without.total_bytes == sum(counted.values())
     drafting.close()

@@ -5,4 +5,5 @@ steps              the work loop, many steps at once      live_loop          the
 shared_cores/      cores that workers of a host share     decode_service     calls to a decode worker
 pulls              pages from one worker to another       tiers              where evicted pages go
 tokens             when each token was emitted            interfaces         the worker, as its parts see it
+branches           what features add
 """

@@ -47,6 +47,17 @@ def speculation_of(shape: FleetShape, role: Role, worker: str) -> Callable[[], S
     return lambda: Speculation([drafter], acceptance)
 
 
+def cost_per_token(shape: FleetShape) -> StepCost:
+    """Returns the costs of a fleet's steps, streams for each token that they get.
+
+    Where tokens are drafted, that is what a stream costs that is alone: no more of them are right.
+    """
+    if shape.drafts is None:
+        return shape.cost
+    each = lone_stream_step(shape.drafts, shape.cost)
+    return shape.cost.with_streams(each).per_token(each.tokens)
+
+
 def lone_stream_step(shape: DraftShape, cost: StepCost) -> StreamStep:
     """Returns what a step with one stream does for it, on average, where the chances of drafts are known."""
     proposed = shape.proposed

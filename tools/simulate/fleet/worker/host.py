@@ -20,8 +20,8 @@ from tools.simulate.fleet.event_queue import EventQueue, VirtualLoop
 from tools.simulate.fleet.results import WorkerUse
 from tools.simulate.fleet.shape import FleetShape, SharedCores
 from tools.simulate.fleet.simulated_request import SimulatedRequest
+from tools.simulate.fleet.worker.branches import SCHEDULE, proposers_of, scheduler_branches
 from tools.simulate.fleet.worker.decode_service import SimulatedDecodeService
-from tools.simulate.fleet.worker.drafts import speculation_of
 from tools.simulate.fleet.worker.event_feed import SimulatedEventFeed
 from tools.simulate.fleet.worker.live_loop import LiveLoop
 from tools.simulate.fleet.worker.pulls import Converter, HostPulls, SimulatedPull, SimulatedPulls, Wire
@@ -31,17 +31,14 @@ from tools.simulate.fleet.worker.steps import ChunksOnly, Flight, HostLoop, Simu
 from tools.simulate.fleet.worker.tiers import SimulatedDisk, SimulatedTiers
 from tools.simulate.fleet.worker.tokens import TokenTimes
 from twostroke.base.ids import BlockHash, Epoch, PageId, RequestId, SessionId, WorkerId
-from twostroke.config import SPECULATE_OFF, Role, ScheduleConfig, WorkerConfig
+from twostroke.config import Role, ScheduleConfig, WorkerConfig
 from twostroke.engine.backends.facts import LoadedModel
 from twostroke.engine.determinism import PACED
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.request import WeightsRef
 from twostroke.rpc.v1 import control_pb2, worker_pb2
 from twostroke.scheduler.batching import BatchBuilder, StepBuilder
-from twostroke.scheduler.branches import SchedulerBranches
-from twostroke.scheduler.constraints.drafting import Drafting
 from twostroke.scheduler.cost import Budget, Queued
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Constraint
@@ -159,8 +156,14 @@ class SimulatedHost:
         self.facts = _facts(shape, pages, shape.kv_form(role))
         self.pool = BlockPool(pages, self)
         limits = SchedulerLimits(shape.block_size, MAX_MODEL_LEN, (), align_chunks=role is Role.PREFILL)
-        self._speculation = speculation_of(shape, role, f"{worker} {epoch.incarnation}")
-        self.scheduler = _scheduler(self.pool, self.config.schedule, limits, fleet.parts.step_builder(self))
+        self._new_proposer = proposers_of(shape, role, f"{worker} {epoch.incarnation}")
+        self.scheduler = Scheduler(
+            self.pool,
+            self.config.schedule,
+            limits,
+            fleet.parts.step_builder(self),
+            branches=scheduler_branches(limits),
+        )
         self.wire = Wire(shape.link_bytes_per_s)
         self.pace = StepPace(shape.cost, shape.noise, f"{shape.seed} {worker} {epoch.incarnation}")
         self.budget = Budget(shape.step_target_s, shape.cost, self.config.schedule.step_tokens())
@@ -213,8 +216,8 @@ class SimulatedHost:
     def new_session(self) -> SessionId:
         return SessionId(next(self._sessions))
 
-    def constraints_of(self, weights: WeightsRef | None) -> tuple[Constraint, ...]:
-        """Returns nothing: no simulated request has weights of its own."""
+    def constraints_of(self, *_: object) -> tuple[Constraint, ...]:
+        """Returns nothing: no simulated request asks for anything besides tokens."""
         return ()
 
     def notify(self) -> None:
@@ -290,8 +293,8 @@ class SimulatedHost:
     # What the loop tells
 
     def admitted(self, admission: AdmittedSequence) -> None:
-        if self._speculation is not None and admission.sequence.proposer is None:
-            admission.sequence.proposer = self._speculation()
+        if self._new_proposer is not None and admission.sequence.proposer is None:
+            admission.sequence.proposer = self._new_proposer()
 
     def most_steps(self, flight: Flight) -> int:
         """A first token is told of at once."""
@@ -338,13 +341,9 @@ class SimulatedHost:
         assert not held, f"{held} pages of {self.worker} are still held"
 
 
-def _scheduler(pool: BlockPool, config: ScheduleConfig, limits: SchedulerLimits, builder: StepBuilder) -> Scheduler:
-    return Scheduler(pool, config, limits, builder, branches=SchedulerBranches(extension=Drafting(limits)))
-
-
 def _config(shape: FleetShape, worker: WorkerId, role: Role) -> WorkerConfig:
     schedule = ScheduleConfig(
-        speculate=SPECULATE_OFF,  # simulated tokens are all alike
+        **SCHEDULE,
         max_num_seqs=shape.max_num_seqs,
         max_num_batched_tokens=max(shape.step_tokens, shape.max_num_seqs + 1),
         step_target_ms=1e3 * shape.step_target_s,

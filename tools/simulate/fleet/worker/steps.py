@@ -101,7 +101,7 @@ class Flight:
     def tokens(self) -> int:
         """Tokens that the steps make known."""
         drafts = [chunk for chunk in self.step.chunks if chunk.proposed]  # such a step is the only one
-        return self.terms.streams * self.steps + sum(right_drafts(chunk) - len(chunk.proposed) for chunk in drafts)
+        return self.terms.streams * self.steps + sum(further_tokens(chunk) - len(chunk.proposed) for chunk in drafts)
 
     @property
     def end_s(self) -> float:
@@ -126,8 +126,8 @@ class Flight:
         return is_cut
 
 
-def right_drafts(chunk: Chunk) -> int:
-    """Returns how many of the drafted tokens of a chunk become known."""
+def further_tokens(chunk: Chunk) -> int:
+    """Returns how many tokens of a chunk become known besides the drawn one: those of its drafts that are right."""
     return sum(1 for _ in itertools.takewhile(lambda token: token == TOKEN, chunk.proposed))
 
 

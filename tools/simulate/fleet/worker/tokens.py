@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from decode_worker.request_manager import RequestManager
 from tools.simulate.fleet.results import Gaps
 from tools.simulate.fleet.simulated_request import SimulatedRequest
-from tools.simulate.fleet.worker.steps import Flight, right_drafts
+from tools.simulate.fleet.worker.steps import Flight, further_tokens
 from twostroke.base.ids import RequestId
 from twostroke.rpc.v1 import worker_pb2
 
@@ -35,7 +35,7 @@ class TokenTimes:
             request = self._requests.get(chunk.sequence.request_id)
             if request is None or chunk.sequence.ended or not chunk.samples:
                 continue
-            kept = right_drafts(chunk)
+            kept = further_tokens(chunk)
             request.emitted += flight.steps + kept
             if kept:
                 self._gaps[Gaps.bucket_of(0.0)] += kept  # they come with the token before them

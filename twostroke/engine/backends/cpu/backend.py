@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +13,12 @@ import torch
 
 from twostroke.base.errors import EngineLost
 from twostroke.config import Role, WorkerConfig
-from twostroke.engine.adapters.slots import AdapterSlots, own_slots
 from twostroke.engine.backends.built import BuiltEngine, KernelsInUse, closed_on_error
 from twostroke.engine.backends.cpu.runner import ModelRunner, RunnerResources
 from twostroke.engine.backends.facts import NATIVE_ORDER, PIECE_TOKENS, LoadedModel, model_facts
 from twostroke.engine.backends.memory_plan import MemoryPlan, PlannedPool, ProcessNeeds
 from twostroke.engine.cores.cores import Cores, check_threads
+from twostroke.engine.extras import NO_BRANCHES, OtherProcesses, RunnerBranches
 from twostroke.engine.memory_use import MemoryUse
 from twostroke.kernels.choice import grouped_pool
 from twostroke.kernels.cpu.build import arithmetic_identity
@@ -53,6 +53,7 @@ class CpuPlan:
     shares: tuple[ModelSpec, ...]
     """What each process computes; the whole model where there is one."""
     memory: MemoryPlan
+    branches: RunnerBranches
 
     @property
     def dtype(self) -> torch.dtype:
@@ -77,7 +78,6 @@ class CpuPlan:
         index: int = 0,
         collective: Collective | None = None,
         profiler: Profiler | None = None,
-        slots_over: Callable[[AdapterSlots], AdapterSlots] = own_slots,
     ) -> ModelRunner:
         """Claims cores and loads the weights of a share. Raises ConfigError for what cannot be loaded."""
         runtime, spec = self.config.runtime, self.shares[index]
@@ -89,7 +89,7 @@ class CpuPlan:
                 memory,
                 self.config.model,
                 pool=self._pool(spec, memory),
-                on=RunnerResources(cores, profiler or Profiler(), collective, slots_over),
+                on=RunnerResources(cores, profiler or Profiler(), collective, self.branches),
                 with_head=self.config.can_sample,
             )
         except BaseException:
@@ -112,6 +112,8 @@ class CpuPlan:
         memory: PageMemory,
         runner: ModelRunner,
         pids: Sequence[int],
+        *,
+        others: OtherProcesses | None = None,
         lost: Future[EngineLost] | None = None,
     ) -> BuiltEngine:
         """Returns the engine, with what the runner adds to the facts. `pids` are its processes."""
@@ -129,7 +131,7 @@ class CpuPlan:
             runner.determinism,
             neighbours=runner if runner.can_borrow and processes == 1 else None,
             kernels=KernelsInUse(*variant_and_reason(runner.kernels), threads, processes),
-            adapters=runner.slots,
+            offers=runner.extra.offers(others),
             weights=self._weights_use(pids, is_packed=runner.has_packed_weights),
             expert_load=runner.expert_load,
             lost=lost,
@@ -148,11 +150,14 @@ class CpuPlan:
 class CpuBackend:
     """See `twostroke.engine.backends.interface.Backend`. It plans shares of a model, and loads all of one."""
 
-    def __init__(self, spec: ModelSpec, model_dir: Path, layouts: LayoutOf | None) -> None:
-        """`layouts` are those of the matrices of the model's files."""
+    def __init__(
+        self, spec: ModelSpec, model_dir: Path, layouts: LayoutOf | None, branches: RunnerBranches = NO_BRANCHES
+    ) -> None:
+        """`layouts` are those of the matrices of the model's files. A plan is the same with any `branches`."""
         self.spec = spec
         self.layouts = layouts
         self._model_dir = model_dir
+        self._branches = branches
 
     def plan(self, config: WorkerConfig, shares: tuple[ModelSpec, ...] = ()) -> CpuPlan:
         """Raises ConfigError where pages cannot have the form that is asked for. `shares` divide the whole model."""
@@ -172,7 +177,7 @@ class CpuBackend:
         if config.role is Role.PREFILL and config.peer_kv_format != config.kv_format:
             beside = [page_form(config.peer_kv_format).page_bytes(shape) for shape in shapes]  # of converted pages
         memory = pool.plan(config.cache.host_bytes, shapes, needs, weights_kind=kind, beside=beside)
-        return CpuPlan(config, spec, self._model_dir, shares, memory)
+        return CpuPlan(config, spec, self._model_dir, shares, memory, self._branches)
 
     def load(self, plan: CpuPlan, profiler: Profiler | None) -> BuiltEngine:
         check_threads(plan.config.runtime.threads)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +11,10 @@ from pathlib import Path
 import torch
 
 from twostroke.config import ModelConfig
-from twostroke.engine.adapters.model_adapters import ModelAdapters
-from twostroke.engine.adapters.slots import AdapterSlots, own_slots
 from twostroke.engine.cores.borrowing import Borrowing, StepKind
 from twostroke.engine.cores.cores import Cores
 from twostroke.engine.determinism import EXPANDED, NATIVE, STEADY, TORCH, Determinism, check_deterministic
+from twostroke.engine.extras import NO_BRANCHES, NO_EXTRA, RunnerBranches
 from twostroke.engine.sampling.prompt_scores import score_prompts
 from twostroke.engine.sampling.sampler import sample
 from twostroke.kernels.attention.interface import AttentionBackend, RaggedBatch, RaggedPlaces
@@ -52,8 +51,7 @@ class RunnerResources:
     """Is shown the parts of its steps."""
     collective: Collective | None = None
     """The other processes of the worker, where the model is a share, and the pool its part of the pages."""
-    slots_over: Callable[[AdapterSlots], AdapterSlots] = own_slots
-    """Makes the slots of all processes from this one's."""
+    branches: RunnerBranches = NO_BRANCHES
 
 
 class ModelRunner:
@@ -71,6 +69,7 @@ class ModelRunner:
         with_head: bool,
     ) -> None:
         self._profiler = on.profiler
+        self._code = on.branches.code
         self._collective = on.collective or Alone()
         beside = on.cores if isinstance(on.cores, ModelRunner) else None
         self._owns_threads = beside is None
@@ -99,9 +98,8 @@ class ModelRunner:
             linears: Linears | None = SteadyLinears() if model.deterministic else TorchLinears()
             if isinstance(self._model, NativeTransformer):
                 linears = None
-            self.adapters = ModelAdapters(model_dir, spec, kind, linears=linears)
-            self.slots = on.slots_over(self.adapters)
-            """Those of all processes, where `adapters` has this one's."""
+            of_model = on.branches.extra
+            self.extra = NO_EXTRA if of_model is None else of_model(model_dir, spec, kind, linears=linears)
             if isinstance(self._model, NativeTransformer):  # whose threads are the team's
                 torch.set_num_threads(1)
             self.determinism = self._tried(memory, model, spec, pool, with_head=with_head)
@@ -119,26 +117,22 @@ class ModelRunner:
         with_head: bool,
         collective: Collective | None,
     ) -> Model:
-        return load_model(
-            model_dir,
-            spec,
-            backend,
-            self.kernels,
-            LoadOptions(
-                dtype=getattr(torch, model.dtype),
-                is_int8=model.weights == "int8",
-                with_head=with_head,
-                is_deterministic=model.deterministic,
-            ),
-            collective,
+        options = LoadOptions(
+            dtype=getattr(torch, model.dtype),
+            is_int8=model.weights == "int8",
+            with_head=with_head,
+            is_deterministic=model.deterministic,
         )
+        if self._code is not None:
+            return self._code.load(model_dir, spec, backend, options)
+        return load_model(model_dir, spec, backend, self.kernels, options, collective)
 
     def _tried(
         self, memory: PageMemory, model: ModelConfig, spec: ModelSpec, pool: AnyPool, *, with_head: bool
     ) -> Determinism:
         """Tries what must be tried on the loaded model. Raises ConfigError where it cannot serve so."""
-        if spec.generic is not None:
-            return self._generic_tried(memory, model, spec, pool)
+        if self._code is not None:
+            return self._code.tried(self._model, memory, (self._cosines, self._sines), spec, model, pool)
         is_first = spec.share is None or spec.share.is_first
         if model.deterministic and is_first:  # the other processes compute what the first one tries
             check_deterministic(
@@ -152,13 +146,6 @@ class ModelRunner:
         if isinstance(self._model, NativeTransformer):
             return EXPANDED if self._model.expands_prompts else NATIVE
         return STEADY if model.deterministic else TORCH
-
-    def _generic_tried(self, memory: PageMemory, model: ModelConfig, spec: ModelSpec, pool: AnyPool) -> Determinism:
-        from twostroke.engine.generic.trial import tried  # loads transformers, which families do without
-        from twostroke.models.generic.paged_model import PagedModel
-
-        assert isinstance(self._model, PagedModel)
-        return tried(self._model, memory, (self._cosines, self._sines), spec, model, pool)
 
     def run(self, batch: Batch) -> StepResult:
         started_s = time.perf_counter()
@@ -237,7 +224,7 @@ class ModelRunner:
                 RaggedPlaces(torch.from_numpy(own.block_tables).contiguous(), torch.from_numpy(own.write_slots))
                 for own in batch.further
             ),
-            adapters=self.adapters.of(batch.weights) if batch.weights else (),
+            added=self.extra.of_step(batch),
             kernels=KernelRecords() if self._profiler.is_on else None,
         )
         rows = batch.logit_rows

@@ -70,7 +70,7 @@ class CudaBackend:
     ) -> None:
         """`layouts` are those of the matrices of the model's files. `devices` come with how much memory they have."""
         self.spec = spec
-        self.layout_of = None if layouts is None or spec.generic is not None else layouts_named(layouts, spec)
+        self.layout_of = layouts_named(layouts, spec)
         self._model_dir = model_dir
         self._devices = devices
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from twostroke.base.tokenizer_file import BYTES, FIELD
@@ -11,6 +12,7 @@ from twostroke.engine.backends.facts import LoadedModel, facts_of
 from twostroke.engine.backends.memory_plan import MemoryPlan, PlannedPool
 from twostroke.engine.backends.paced.runner import PacedRunner, PacedSpec
 from twostroke.engine.determinism import PACED
+from twostroke.engine.extras import NoExtra, StepExtra
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.observability.profiler import Profiler
 
@@ -37,6 +39,9 @@ class PacedPlan:
 class PacedBackend:
     """See `twostroke.engine.backends.interface.Backend`."""
 
+    def __init__(self, extra: Callable[[], StepExtra] = NoExtra) -> None:
+        self._extra = extra
+
     def plan(self, config: WorkerConfig) -> PacedPlan:
         spec = PacedSpec.parse(config.model.model.removeprefix(PACED_PREFIX))
         sizes = spec.page_sizes_for(config.cache.block_size)
@@ -48,5 +53,5 @@ class PacedBackend:
         facts = plan.facts()
         memory = PageMemory(facts.pages, facts.page_bytes, *facts.further)
         with closed_on_error(memory):
-            runner = PacedRunner(plan.spec, memory, block_size=facts.block_size)
-        return BuiltEngine(facts, memory, runner, PACED, adapters=runner.adapters)
+            runner = PacedRunner(plan.spec, memory, block_size=facts.block_size, extra=(extra := self._extra()))
+        return BuiltEngine(facts, memory, runner, PACED, offers=extra.offers(None))

@@ -35,7 +35,6 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,9 +43,9 @@ import numpy.typing as npt
 
 from twostroke.base.errors import ConfigError
 from twostroke.base.token_mask import candidates
+from twostroke.engine.extras import NO_EXTRA, StepExtra
 from twostroke.kv_cache.groups.page_group import PageGroup, page_groups
 from twostroke.kv_cache.memory import PageMemory
-from twostroke.models.adapters.peft import Adapter
 from twostroke.request import PromptLogprobs, SampledToken
 from twostroke.scheduler.batch import Batch, SampleRow, ScoreRow, StepResult
 from twostroke.scheduler.cost import StepCost, StepTerms
@@ -162,35 +161,16 @@ class PacedSpec:
         )
 
 
-class PacedAdapters:
-    """Adapters of a paced model: every running hash, and every token, depends on the adapter's digest."""
-
-    def __init__(self) -> None:
-        self._seeds: dict[bytes | None, int] = {None: 0}
-
-    def prepare(self, adapter: Adapter) -> int:
-        return int.from_bytes(adapter.digest[:8], "little") | 1
-
-    def put(self, digest: bytes, prepared: int) -> None:
-        self._seeds[digest] = prepared
-
-    def drop(self, digest: bytes) -> None:
-        del self._seeds[digest]
-
-    def seeds(self, adapters: Sequence[bytes | None]) -> Hashes:
-        """Returns a number for each, 0 for none. Raises KeyError for one that is not loaded."""
-        return np.array([self._seeds[adapter] for adapter in adapters], np.uint64)
-
-
 class PacedRunner:
     """The contract of a ModelRunner; sampling parameters other than seed and choice do not matter."""
 
-    def __init__(self, spec: PacedSpec, memory: PageMemory, *, block_size: int) -> None:
+    def __init__(self, spec: PacedSpec, memory: PageMemory, *, block_size: int, extra: StepExtra = NO_EXTRA) -> None:
+        """What `extra` gives for a step is a number for each sequence, which changes its tokens where it is not 0."""
         self._spec = spec
         self._cost = spec.cost
         self._block_size = block_size
         self._weights = np.uint64(spec.weights * int(_STRIDE) % (1 << 64))
-        self.adapters = PacedAdapters()
+        self._extra = extra
         self._slots: Hashes = memory.data[:, : block_size * SLOT_BYTES].view(np.uint64)
         self._windows = None
         if spec.window is not None:
@@ -198,8 +178,9 @@ class PacedRunner:
 
     def run(self, batch: Batch) -> StepResult:
         started_s = time.perf_counter()
-        self._advance(batch)
-        tokens = self._sample(batch) if batch.samples else ()
+        seeds: Hashes | None = self._extra.of_step(batch)
+        self._advance(batch, seeds)
+        tokens = self._sample(batch, seeds) if batch.samples else ()
         scores = tuple([self._scored(batch, row) for row in batch.scores])
         planned_s = self._cost.of(StepTerms.of(batch))
         time.sleep(max(0.0, started_s + planned_s - time.perf_counter()))
@@ -209,15 +190,15 @@ class PacedRunner:
         """Lets go of the pages, so that their memory can be unmapped."""
         del self._slots, self._windows
 
-    def _advance(self, batch: Batch) -> None:
+    def _advance(self, batch: Batch, seeds: Hashes | None) -> None:
         """Writes the running hashes of all new tokens."""
         starts, positions = batch.query_starts[:-1], batch.positions
         first = positions[starts]
         before = np.where(first > 0, self._slots_at(batch.block_tables, np.maximum(first - 1, 0)), np.uint64(0))
         shares = _mix((batch.tokens.astype(np.uint64) << np.uint64(32)) + positions.astype(np.uint64) ^ self._weights)
-        if batch.weights:
-            seeds = np.repeat(self.adapters.seeds(batch.weights), np.diff(batch.query_starts))
-            shares = np.where(seeds, _mix(shares ^ seeds), shares)  # rows without an adapter stay as they are
+        if seeds is not None:
+            of_tokens = np.repeat(seeds, np.diff(batch.query_starts))
+            shares = np.where(of_tokens, _mix(shares ^ of_tokens), shares)  # rows without a seed stay as they are
         if self._windows is not None:
             shares += self._windows.write(batch, shares)
         sums = np.cumsum(shares, dtype=np.uint64)
@@ -231,7 +212,7 @@ class PacedRunner:
         slots: Hashes = self._slots[tables[np.arange(len(tables)), blocks], offsets]
         return slots
 
-    def _sample(self, batch: Batch) -> tuple[SampledToken, ...]:
+    def _sample(self, batch: Batch, extra_seeds: Hashes | None) -> tuple[SampledToken, ...]:
         rows = [sample.row for sample in batch.samples]
         behind = np.array([sample.behind for sample in batch.samples], np.int32)
         tables, context_lens = batch.block_tables[rows], batch.context_lens[rows] - behind
@@ -245,8 +226,8 @@ class PacedRunner:
         states += np.where(blocks > 0, _mix(self._slots[whole]).sum(axis=1, dtype=np.uint64), np.uint64(0))
         if self._windows is not None:
             states += self._windows.seen(batch, rows, context_lens)
-        if batch.weights:
-            states ^= self.adapters.seeds([batch.weights[row] for row in rows])
+        if extra_seeds is not None:
+            states ^= extra_seeds[rows]
         seeds = [sample.params.seed + sample.params.choice * int(_STRIDE) for sample in batch.samples]
         draws = np.array([sample.params.temperature > 0 for sample in batch.samples])
         states ^= np.where(draws, _mix(np.array([seed % (1 << 64) for seed in seeds], np.uint64)), np.uint64(0))

@@ -60,14 +60,14 @@ def nibble_attention(
     words, halves, dims = pool.heads.view(torch.int32), pool.heads.view(torch.float16), dims_of(pool)
     shape = {"KV_HEADS": kv_heads, "GROUP": group}
     rule = rule_of(rules, layer)
-    window = rule_arguments(rule, sinks)
-    share = {"KEYS": tuning.keys, "LEAST_SHARE": tuning.least_share, "WINDOW": window.pop("WINDOW")}
+    kind = rule_arguments(rule, sinks)
+    share = {"KEYS": tuning.keys, "LEAST_SHARE": tuning.least_share, "WINDOW": kind.pop("WINDOW")}
     nibble_kernel[(kv_heads, splits, count)](
         q, out, plan.partials, plan.weights, words, halves, exact.numbers, sinks_of(sinks, q),
         spans.block_tables, spans.fields, exact_slots,
         q.stride(0), out.stride(0), spans.block_tables.stride(0), words.stride(0), exact.numbers.stride(0),
         layer, words.stride(1), words.stride(2), packed, splits, *score_factors(rule),
-        **shape, **share, **window, **dims, **exact_arguments(pool),
+        **shape, **share, **kind, **dims, **exact_arguments(pool),
         EXACT_KEYS=BLOCK if spans.most_rows == 1 else tuning.keys,
         PACKED_PAD=max(LEAST_ROWS, triton.next_power_of_2(packed)), WHOLE=splits == 1,
         num_warps=tuning.warps, num_stages=tuning.stages, enable_fp_fusion=True,
@@ -75,7 +75,7 @@ def nibble_attention(
     if splits > 1:
         merge_kernel[(kv_heads, packed, count)](
             out, plan.partials, plan.weights, sinks_of(sinks, q), spans.fields, out.stride(0), packed, splits,
-            **shape, **share, HAS_SINKS=window["HAS_SINKS"],
+            **shape, **share, HAS_SINKS=kind["HAS_SINKS"],
             DIM=dims["DIM"], DIM_PAD=dims["DIM_PAD"], CHUNK=MERGE_CHUNK, num_warps=4,
             enable_fp_fusion=True,
         )  # fmt: skip

@@ -199,7 +199,7 @@ async def test_a_worker_that_is_away_gets_its_pins_when_it_serves() -> None:
         assert held["decode-1"] == pins_pb2.PIN_STATE_AWAY
         assert (await fleet.listed())["decode-1"] == pins_pb2.PIN_STATE_AWAY
         fleet.away.clear()
-        await fleet.pins.give("decode-1")
+        await fleet.pins.begun("decode-1")
         assert set((await fleet.listed()).values()) == {pins_pb2.PIN_STATE_READY}
 
 
@@ -210,14 +210,14 @@ async def test_a_worker_that_does_not_answer_is_tried_again_for_as_long_as_its_e
         worker = fleet.workers["decode-0"]
         worker.held.clear()
         worker.refusal = PeerLost("not yet")
-        given_again = asyncio.create_task(fleet.pins.give("decode-0"))
+        given_again = asyncio.create_task(fleet.pins.begun("decode-0"))
         await asyncio.sleep(0.05)
         assert not given_again.done()
         worker.refusal = None
         await given_again
         assert len(worker.held) == 1
         worker.refusal = PeerLost("never")
-        given_again = asyncio.create_task(fleet.pins.give("decode-0"))
+        given_again = asyncio.create_task(fleet.pins.begun("decode-0"))
         await asyncio.sleep(0.03)
         worker.epoch = "2.0000000000000001"
         await asyncio.wait_for(given_again, 60)
@@ -265,7 +265,7 @@ async def test_a_new_epoch_is_given_a_pin_again_though_an_earlier_epoch_still_wa
         worker.refusal = PeerLost("it is busy")
         await fleet.put(pin_of())
         worker.epoch, worker.refusal = "2.0000000000000002", None
-        await fleet.pins.give("decode-0")
+        await fleet.pins.begun("decode-0")
         assert fleet.held_at() == {"decode-0": 1}
         worker.refusal = PeerLost("it is busy")
         await fleet.put(pin_of(5))
@@ -299,10 +299,10 @@ async def test_a_worker_that_does_not_answer_keeps_no_other_worker_and_no_other_
         frozen.going_on = asyncio.Event()
         putting = tasks.create_task(fleet.put(pin_of()))
         await fleet.until_held("decode-0", 1)
-        given_again = tasks.create_task(fleet.pins.give("decode-1"))
+        given_again = tasks.create_task(fleet.pins.begun("decode-1"))
         await fleet.put(pin_of(5), "decode-0")
         fleet.workers["decode-0"].held.clear()
-        await fleet.pins.give("decode-0")
+        await fleet.pins.begun("decode-0")
         assert set(fleet.workers["decode-0"].held) == {pin_of().pin_id, pin_of(5).pin_id}
         removing = tasks.create_task(fleet.remove(pin_id=pin_of(5).pin_id))
         await fleet.until_held("decode-0", 1)
@@ -320,7 +320,7 @@ async def test_a_pin_that_is_removed_while_a_worker_is_given_its_pins_is_not_giv
         worker = fleet.workers["decode-0"]
         worker.held.clear()
         worker.going_on = asyncio.Event()
-        given_again = asyncio.create_task(fleet.pins.give("decode-0"))
+        given_again = asyncio.create_task(fleet.pins.begun("decode-0"))
         await worker.until_asked()
         removing = [asyncio.create_task(fleet.remove(pin_id=pin_of(first).pin_id)) for first in range(3)]
         while fleet.store.stored_pins:
@@ -338,7 +338,7 @@ async def test_a_worker_that_is_given_its_pins_keeps_one_that_others_have_not_an
         slow.going_on = asyncio.Event()
         putting = asyncio.create_task(fleet.put(pin_of()))
         await fleet.until_held("decode-0", 1)
-        await fleet.pins.give("decode-0")
+        await fleet.pins.begun("decode-0")
         assert not putting.done()
         slow.going_on.set()
         await putting
@@ -414,7 +414,7 @@ async def test_a_restarted_worker_that_refuses_its_pin_is_shown_with_the_reason(
         worker = fleet.workers["decode-0"]
         worker.held.clear()
         worker.refusal = PinRefused("3 of 4 pages", field="pin_cap")
-        await fleet.pins.give("decode-0")
+        await fleet.pins.begun("decode-0")
         (held,) = (await fleet.pins.List(pins_pb2.ListPinsRequest(), None)).held
         assert (held.state, held.problem) == (pins_pb2.PIN_STATE_FAILED, "3 of 4 pages")
 
@@ -427,7 +427,7 @@ async def test_a_restarted_supervisor_remembers_the_pins_that_have_not_expired()
             worker.held.clear()
         fleet.now_s += 20
         fleet.pins = fleet.restarted()
-        await fleet.pins.give("decode-0")
+        await fleet.pins.begun("decode-0")
         assert list(fleet.workers["decode-0"].held) == [pin_of(5).pin_id]
         assert list(fleet.store.stored_pins) == [pin_of(5).pin_id]
 

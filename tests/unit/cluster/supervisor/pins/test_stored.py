@@ -63,7 +63,7 @@ async def test_a_supervisor_that_dies_before_it_has_stored_a_pin_leaves_it_at_no
         monkeypatch.undo()
         assert fleet.held_at() == {"decode-0": 2}
         fleet.pins = fleet.restarted()
-        await fleet.pins.give("decode-0")
+        await fleet.pins.begun("decode-0")
         assert list(fleet.workers["decode-0"].held) == [pin_of(5).pin_id]
 
 
@@ -73,7 +73,7 @@ async def test_a_supervisor_that_dies_before_workers_know_of_a_removal_takes_the
         fleet.store.store("pin", pin_of().pin_id, None)
         fleet.pins = fleet.restarted()
         for worker in fleet.workers:
-            await fleet.pins.give(worker)
+            await fleet.pins.begun(worker)
         assert fleet.held_at() == {"decode-0": 0, "decode-1": 0}
 
 

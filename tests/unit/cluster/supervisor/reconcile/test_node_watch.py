@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from cluster.supervisor import worker_process
-from cluster.supervisor.reconcile import node_watch
+from cluster.supervisor.reconcile import drains
 from cluster.supervisor.reconcile.plan import LONGEST_LEAVE_S, NEAR_S
 from tests.unit.cluster.fake_backend import FakeBackend, two_decode_workers, until
 
@@ -16,7 +16,7 @@ DECODE = ("decode-0", "decode-1")
 
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(drains, "LOOK_S", 0.01)
 
 
 async def test_workers_leave_such_a_node_in_turn_with_the_time_it_has_and_hand_nothing_to_those_that_leave_next() -> (

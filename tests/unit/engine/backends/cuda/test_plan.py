@@ -22,6 +22,7 @@ from twostroke.engine import build
 from twostroke.engine.backends.cuda import plan as device_build
 from twostroke.engine.backends.cuda.fit import MemoryReading
 from twostroke.engine.backends.cuda.runner import DeviceRunner
+from twostroke.engine.branches import cuda_backend
 from twostroke.engine.build import build_runner
 from twostroke.kernels.attention.rules import AnyRules
 from twostroke.kernels.cpu.variants import OVERRIDE, TORCH
@@ -56,7 +57,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
         return reference_attention(pool, heads, rules)
 
     monkeypatch.setattr("twostroke.engine.backends.cuda.fit.resolve_device", lambda _name: torch.device("cpu"))
-    monkeypatch.setattr(build, "_cpu_backend", build._cuda_backend)
+    monkeypatch.setattr(build, "cpu_backend", cuda_backend)
     monkeypatch.setattr(
         "twostroke.engine.backends.cuda.fit.read_memory", lambda _device: MemoryReading("cuda:0", 8 << 30, 8 << 30)
     )

@@ -12,6 +12,7 @@ import pytest
 from tests.unit.engine.batches import Stream, generate, step
 from twostroke.base.errors import ConfigError
 from twostroke.base.ids import PageId
+from twostroke.engine.adapters.paced import PacedAdapters
 from twostroke.engine.backends.paced.runner import PacedRunner, PacedSpec
 from twostroke.kv_cache.layout import PageRegion
 from twostroke.kv_cache.memory import PageMemory
@@ -238,9 +239,11 @@ def test_pages_of_a_window_are_as_large_as_others_unless_they_are_told_their_siz
     assert [group.name for group in WINDOWED.page_groups] == ["full", "window"]
 
 
-def test_a_row_without_an_adapter_has_its_tokens_beside_rows_with_one(runner: PacedRunner) -> None:
+def test_a_row_without_an_adapter_has_its_tokens_beside_rows_with_one(runner: PacedRunner, memory: PageMemory) -> None:
     expected = answer(runner, Stream(PROMPT.copy(), list(range(8))), 1)
-    runner.adapters.put(b"digest", 12345)
+    adapters = PacedAdapters()
+    adapters.put(b"digest", 12345)
+    runner = PacedRunner(FAST, memory, block_size=BLOCK, extra=adapters)
     rows = [Stream(PROMPT.copy(), list(range(first, first + 8))) for first in (8, 16)]
     batch = step([(row, len(PROMPT)) for row in rows], BLOCK)
     base, adapted = runner.run(dataclasses.replace(batch, weights=(None, b"digest"))).tokens

@@ -6,12 +6,12 @@ Each rank prepares its share of an adapter while steps run. Between two steps al
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from twostroke.base.errors import ConfigError
 from twostroke.engine.adapters.slots import AdapterSlots
+from twostroke.engine.extras import OtherProcesses
 from twostroke.models.adapters.peft import Adapter
 
 
@@ -76,24 +76,13 @@ class DropAdapter:
         rank.slots.drop(self.digest)
 
 
-AdapterMessage = PrepareAdapter | GiveUpAdapter | PutAdapter | DropAdapter
-
-
 class RankedAdapters:
     """The `AdapterSlots` of a worker of several ranks."""
 
-    def __init__(
-        self,
-        own: AdapterSlots,
-        aside: Callable[[PrepareAdapter | GiveUpAdapter], None],
-        tell: Callable[[PutAdapter | DropAdapter], None],
-    ) -> None:
-        """`own`: those of the first rank. `tell` lets the others do what a message says between steps, and returns when
-        they have; `aside` while steps run.
-        """
+    def __init__(self, own: AdapterSlots, others: OtherProcesses) -> None:
+        """`own`: those of the first rank."""
         self._own = own
-        self._aside = aside
-        self._tell = tell
+        self._others = others
 
     def prepare(self, adapter: Adapter) -> Any:
         """Raises what the first rank's slots raise, ConfigError where another rank cannot prepare it, and RankLost.
@@ -102,18 +91,18 @@ class RankedAdapters:
         """
         prepared = self._own.prepare(adapter)
         try:
-            self._aside(PrepareAdapter(adapter))
+            self._others.aside(PrepareAdapter(adapter))
         except ConfigError:
-            self._aside(GiveUpAdapter(adapter.digest))
+            self._others.aside(GiveUpAdapter(adapter.digest))
             raise
         return prepared
 
     def put(self, digest: bytes, prepared: Any) -> None:
         """Raises RankLost."""
-        self._tell(PutAdapter(digest))
+        self._others.tell(PutAdapter(digest))
         self._own.put(digest, prepared)
 
     def drop(self, digest: bytes) -> None:
         """Raises RankLost."""
-        self._tell(DropAdapter(digest))
+        self._others.tell(DropAdapter(digest))
         self._own.drop(digest)
