@@ -17,7 +17,7 @@ from router.routing.selector import RoutingParams
 from router.serving.operations import Operations
 from twostroke.base.errors import WeightsChanged
 from twostroke.request import GenerateRequest
-from twostroke.tracing.context import TraceContext
+from twostroke.tracing.span import TraceContext
 
 MARK_BYTES = 8
 """Bytes of a mark, which every resume token carries: a fleet has seen some thousand weights at most."""

@@ -16,9 +16,8 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from twostroke.config import TracingConfig
-from twostroke.tracing.context import TraceContext
 from twostroke.tracing.otlp import OtlpExporter
-from twostroke.tracing.span import OpenSpan, Span
+from twostroke.tracing.span import OpenSpan, Span, TraceContext
 
 MOST_REQUESTS = 1000
 """Requests with kept spans: some ten kilobytes each."""

@@ -23,7 +23,7 @@ from twostroke.request import WeightsRef
 from twostroke.rpc.convert import hashes_from_bytes, weights_from_message
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
-from twostroke.tracing.context import TraceContext
+from twostroke.tracing.span import TraceContext
 from twostroke.worker.branches import LowerPages
 from twostroke.worker.host import WorkerHost
 from twostroke.worker.page_ends import OwnPages, ServedPages
