@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -28,18 +28,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection(session: pytest.Session) -> Iterator[None]:
+def pytest_collection() -> Generator[None, object, object]:
     """Thousands of tests and the modules that they import stay: the collector looks at them once, and at none later.
 
     Each of its rounds over them takes half a second, and some tests ask for one.
     """
     gc.disable()
     try:
-        yield
+        return (yield)
     finally:
         gc.enable()
-    gc.collect()
-    gc.freeze()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_unconfigure() -> None:

@@ -35,16 +35,16 @@ async def test_the_index_equals_every_workers_caches_soon_after_the_last_answer(
     monkeypatch.setenv(plan.ENVIRONMENT, injector.BY_CALL)
     monkeypatch.setenv(event_faults.ENVIRONMENT, FAULTS)
     async with running_cluster(prefill=2, decode=2, model=PACED, cache=POOL) as cluster:
-        load = asyncio.create_task(ask_many(cluster, seeds=range(120)))
+        load = asyncio.create_task(ask_many(cluster, seeds=range(80)))
         await asyncio.sleep(0.5)
         await cluster.kill("decode-1")
         await cluster.restart("decode-1")
         await load
-        load = asyncio.create_task(ask_many(cluster, seeds=range(120, 180)))
+        load = asyncio.create_task(ask_many(cluster, seeds=range(80, 120)))
         await asyncio.sleep(0.2)
         await cluster.restart_router()
         await load
-        await ask_many(cluster, seeds=range(180, 300))
+        await ask_many(cluster, seeds=range(120, 200))
         quiet_at_s = time.monotonic()
         for worker in cluster.workers:
             while (shown := await shown_by_router(cluster, worker)) != (

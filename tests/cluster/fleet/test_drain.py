@@ -10,7 +10,7 @@ from tests.cluster.processes import Client, running_cluster
 from tests.unit.worker.rig import BLOCK, paced, prompt_of
 from twostroke.config import SPECULATE_OFF, ScheduleConfig
 
-STREAMS, TOKENS = 6, 320
+STREAMS, TOKENS = 4, 200
 STEP_MS = 10.0
 STEADY = ScheduleConfig(speculate=SPECULATE_OFF)
 """A step for each token, also of answers that were given before."""

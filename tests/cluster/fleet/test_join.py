@@ -82,7 +82,12 @@ def test_it_serves_on_the_joined_cluster_and_takes_only_its_own_actors_away(owne
         assert owner.ask() == "decode-0,supervisor"
         assert "prefill-0 serves again" in server.command("restart", "prefill-0", *at)
         assert owner.ask() == OUR_ACTORS
-        assert server.end(signal.SIGINT) == 0
+        server.command("down", *at)
+        assert server.process.wait(PATIENCE_S) == 2
+        assert "Traceback" not in server.printed
+        assert "died" not in server.printed
+        last = server.printed.rstrip().splitlines()[-1]
+    assert last == "twostroke: the fleet was taken down by somebody else"
     assert owner.ask() == ""
     assert owner.process.poll() is None
 
@@ -144,19 +149,6 @@ def test_what_a_killed_launcher_left_is_taken_over_with_its_file_and_with_nothin
     assert owner.ask() == ""
 
 
-def test_a_fleet_taken_down_by_somebody_else_ends_its_launcher_in_one_line(owner: Owner, tmp_path: Path) -> None:
-    join = [*SMALL, "--prefill", "0", "--address", owner.address]
-    with starting(tmp_path, *join, **owner.environment) as server:
-        server.until_printed("Ctrl-C ends it")
-        server.command("down", "--address", owner.address)
-        assert server.process.wait(PATIENCE_S) == 2
-        assert "Traceback" not in server.printed
-        assert "died" not in server.printed
-        last = server.printed.rstrip().splitlines()[-1]
-    assert last == "twostroke: the fleet was taken down by somebody else"
-    assert owner.ask() == ""
-
-
 def test_without_the_clusters_token_it_is_refused_in_one_line(owner: Owner, tmp_path: Path) -> None:
     wrong = {"RAY_AUTH_TOKEN": "6" * 64}
     with starting(tmp_path, *SMALL, "--address", owner.address, **wrong) as server:
@@ -196,6 +188,9 @@ async def test_workers_of_a_node_that_shall_be_left_go_on_elsewhere_one_after_th
         told = re.findall(r"decode-(\d) (drains|serves)", server.printed)[2:]
         assert told == [("0", "drains"), ("0", "serves"), ("1", "drains"), ("1", "serves")]
         assert "died" not in server.printed
+        assert await asyncio.to_thread(server.end, signal.SIGINT) == 0
+    assert owner.ask() == "", "only its own actors are gone"
+    assert owner.process.poll() is None
 
 
 def moves(server: Server) -> int:

@@ -47,10 +47,13 @@ IN_GATE = (
     "choices",
     "not before",
     "some tokens alone",
-    "loop",
 )
-SOME_MODES = {name: mode for name, mode in EVERY_MODE.items() if name in IN_GATE or name.startswith("schema, ")}
-"""One of each way of sampling."""
+SHORT = 28
+SOME_MODES = {name: EVERY_MODE[name] | {"max_tokens": SHORT} for name in IN_GATE} | {
+    "loop": LOOP | {"max_tokens": 64},
+    "schema": STRUCTURED["schema, logprobs, drawn"],
+}
+"""One of each way of sampling, with short answers."""
 
 
 async def ask_every_mode(cluster: ProcessCluster, client: Client) -> Answers:
@@ -66,8 +69,9 @@ async def compare(
 ) -> None:
     """Asks the same in each setting, one after the other: every answer is what it is in the first, which is off."""
     directory = fetch(DEFAULT_MODEL, model.dtype, lambda stage, part: None)
-    better = save_first_layers(directory, folder / "better")
     cheaper = save_first_layers(directory, folder / "cheaper", CHEAP_LAYERS)
+    needs_better = any(setting.has_draft_model and setting is not SWITCHED for setting in settings)
+    better = save_first_layers(directory, folder / "better") if needs_better else cheaper
     expected: Answers = {}
     for setting in settings:
         draft_model = cheaper if setting is SWITCHED else better

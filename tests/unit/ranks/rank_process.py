@@ -27,7 +27,7 @@ SUMS = (1, 7, 8, 63, 1000, 16_384, 16_385, 100_003)
 """Lengths of sums: odd ones, and ones of a slot of 64 KiB in float32, one more, and several slots."""
 GATHERED = ((1, (3, 5, 7, 11)), (3, (1000, 1000, 1000, 1000)), (17, (4096, 1, 2500, 0)), (2, (40_000, 9, 40_000, 3)))
 """Rows, and columns of each rank."""
-ROUNDS = 3000
+ROUNDS = 1000
 RESIDUAL = 50
 """Seeds what partial sums are added to: the same on all ranks."""
 

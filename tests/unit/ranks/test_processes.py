@@ -69,16 +69,6 @@ def test_a_job_that_cannot_be_sent_is_an_error_and_nobody_waits(kernels: Kernels
     assert pids_of_children() <= before
 
 
-def test_all_ranks_compute_the_steps_that_the_first_one_sends(kernels: Kernels) -> None:
-    with running(kernels, 3, Sums()) as (processes, lost):
-        processes.wait_until_ready()
-        for value in (1.0, 2.0, 5.0):
-            processes.send(value)
-            assert add(processes.group, value).tolist() == [6 * value] * 5
-            processes.finish()
-        assert not lost
-
-
 def test_ranks_do_large_work_aside_while_steps_go_on(kernels: Kernels) -> None:
     with running(kernels, 3) as (processes, lost):
         processes.wait_until_ready()
@@ -91,11 +81,16 @@ def test_ranks_do_large_work_aside_while_steps_go_on(kernels: Kernels) -> None:
         assert not lost
 
 
-def test_work_aside_that_a_rank_cannot_do_is_refused_and_all_ranks_compute_on(kernels: Kernels) -> None:
+def test_all_ranks_compute_the_steps_that_the_first_one_sends_and_what_one_cannot_do_aside_is_refused(
+    kernels: Kernels,
+) -> None:
     with running(kernels, 3, Sums()) as (processes, lost):
         processes.wait_until_ready()
         descriptors = len(os.listdir("/proc/self/fd"))
-        for _ in range(3):
+        for value in (1.0, 2.0, 5.0):
+            processes.send(value)
+            assert add(processes.group, value).tolist() == [6 * value] * 5
+            processes.finish()
             with pytest.raises(ConfigError, match="2 of the other ranks could not do it: TypeError"):
                 processes.aside("no number")
         processes.send(2.0)
@@ -269,7 +264,7 @@ def test_closing_leaves_no_process_descriptor_or_thread(kernels: Kernels) -> Non
     children = pids_of_children()
     for is_ready in (True, False):
         counts = []
-        for _ in range(4):
+        for _ in range(3):
             with running(kernels, 3) as (processes, lost):
                 if is_ready:
                     processes.wait_until_ready()

@@ -38,7 +38,8 @@ EACH_RULE = [
     pytest.param(rule, sinks, marks=() if (rule, sinks) in IN_GATE else pytest.mark.slow)
     for rule, sinks in itertools.product(RULES, (False, True))
 ]
-SPANS = ((140, 1), (0, 20), (75, 18), (31, 3))
+SPANS = ((110, 1), (20, 5), (40, 36))
+"""One row, a short span, and one that is prefill. A test asserts that."""
 SINKS = torch.tensor([0.5, -3.0, 60.0, -60.0])
 """One of each head: some below all scores, and one above them."""
 
@@ -69,7 +70,9 @@ def test_every_kernel_obeys_the_layer_s_rule_and_reads_no_page_that_it_hides(rul
     right, actual_pool = (PagePool.plain(without_hidden_pages(case, rules[1], 1)) for _ in range(2))
     rotated = reference.rotate_and_store(q, k, v, right, 1, case.placement)
     expected = reference.paged_attention(rotated, right, 1, case.batch, rules, sinks)
-    step = backend_over(case, actual_pool.numbers, rules, 1 if has_sinks else 4).begin(case.batch)
+    backend = backend_over(case, actual_pool.numbers, rules, 1 if has_sinks else 4)
+    assert [new > backend.short_rows for _, new in SPANS] == [False, False, True], "each kind of span has its kernel"
+    step = backend.begin(case.batch)
     actual = step.attend(1, step.store(1, q, k, v), sinks).view_as(expected)
     torch.testing.assert_close(actual, expected, rtol=2e-5, atol=2e-5)
     if has_sinks:
@@ -78,7 +81,7 @@ def test_every_kernel_obeys_the_layer_s_rule_and_reads_no_page_that_it_hides(rul
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_layers_of_one_step_have_rules_of_their_own_in_short_dtypes_too(dtype: torch.dtype) -> None:
-    case, rules = case_of(*SPANS, dtype=dtype), (RULES["a cap and a window"], PLAIN)
+    case, rules = case_of((70, 1), (0, 36), dtype=dtype), (RULES["a cap and a window"], PLAIN)
     q = case.qkv()[0].contiguous()
     case.pool = case.pool.nan_to_num()
     step = backend_over(case, case.pool, rules, 4).begin(case.batch)
@@ -146,7 +149,7 @@ def test_kernels_are_made_once_for_layers_that_differ_in_their_scale_alone() -> 
     "rule", [pytest.param(rule, marks=() if rule == "a cap and a window" else pytest.mark.slow) for rule in RULES]
 )
 def test_rows_over_4_bit_pages_obey_the_rule_and_read_no_block_that_it_hides(rule: str) -> None:
-    prompts = Prompts(PageShape(2, 2, BLOCK, 64), 4, (88, 40), torch.float32, 3)
+    prompts = Prompts(PageShape(2, 2, BLOCK, 64), 4, (72, 24), torch.float32, 3)
     rules = rules_of((PLAIN, RULES[rule]), 2)
     right = NibblePool.over(prompts.data("int4"), prompts.shape, prompts.dtype)
     theirs = NibbleAttention(right, prompts.heads, rules)
@@ -156,7 +159,7 @@ def test_rows_over_4_bit_pages_obey_the_rule_and_read_no_block_that_it_hides(rul
     ours = NibblePool.over(prompts.data("int4", 0xFF), prompts.shape, prompts.dtype, exact)
     backend = TritonNibbleAttention(ours, prompts.heads, rules, tuning=SMALL_DECODE)
     backend.multiprocessors = 4
-    for chunks in ([(0, 0, 70), (1, 0, 39)], [(0, 70, 72), (1, 39, 40)], [(0, 72, 88)]):
+    for chunks in ([(0, 0, 54), (1, 0, 23)], [(0, 54, 56), (1, 23, 24)], [(0, 56, 72)]):
         batch = prompts.batch(chunks)
         hide(ours, batch, rules[LAYER])
         parts = [[x[start:end] for x in prompts.rows(sequence)] for sequence, start, end in chunks]

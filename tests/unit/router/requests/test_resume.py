@@ -35,6 +35,7 @@ from twostroke.request import SampledToken
 SENT = st.one_of(st.just(Sent()), st.builds(Sent, tokens=st.integers(0, 10**6), is_finished=st.booleans()))
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     st.text(min_size=1, max_size=256).filter(str.isprintable),
     st.integers(0, 4000),
@@ -131,7 +132,7 @@ STOPS = st.lists(st.sampled_from(["stop", "b🙂", "猫", "aab", "é"]), max_siz
 
 @pytest.mark.parametrize("has_logprobs", [True, False])
 @pytest.mark.parametrize("is_chat", [True, False])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(texts=st.tuples(TEXTS, TEXTS), stops=STOPS, data=st.data())
 async def test_an_answer_that_breaks_off_anywhere_goes_on_with_what_would_have_followed(
     is_chat: bool, has_logprobs: bool, texts: tuple[str, str], stops: list[str], data: st.DataObject

@@ -81,7 +81,7 @@ def check(of: Trace, shape: FleetShape, policy: str, monkeypatch: pytest.MonkeyP
     return fast_run
 
 
-def requests(seed: int, count: int = 60, every_s: float = 0.1) -> Trace:
+def requests(seed: int, count: int = 40, every_s: float = 0.1) -> Trace:
     """Chats with common beginnings, at times that no two events share."""
     draws = random.Random(seed)
     rows = []

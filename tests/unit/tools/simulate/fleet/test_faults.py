@@ -21,7 +21,7 @@ def spoiled(share: float) -> Faults:
 @pytest.mark.parametrize("share", [0.01, 0.2])
 def test_an_index_equals_its_workers_whatever_becomes_of_single_batches(share: float) -> None:
     shape = dataclasses.replace(SMALL, faults=spoiled(share), delays=Delays(event_jitter_s=0.01), routers=2)
-    done = run(chats(250), shape)
+    done = run(chats(120), shape)
     assert done.events.gaps > 0
     assert done.unequal_indexes == ()
 
@@ -95,10 +95,10 @@ def test_blocks_of_an_answer_are_forgotten_with_it() -> None:
 
 def test_routers_that_hear_of_each_other_place_as_well_as_one() -> None:
     """A burst over idle workers: each router alone would send its share to the same ones."""
-    bursts = chats(240, every_s=0.05)
+    bursts = chats(160, every_s=0.05)
     one = run(bursts)
     four = run(bursts, dataclasses.replace(SMALL, routers=4))
-    assert [outcome.status for outcome in four.outcomes] == [Status.DONE] * 240
+    assert [outcome.status for outcome in four.outcomes] == [Status.DONE] * 160
     assert _p90(four) < 1.25 * _p90(one)
 
 

@@ -100,7 +100,7 @@ def test_every_prompt_token_is_computed_or_found(policy: str) -> None:
 
 
 def test_knowing_what_is_cached_helps() -> None:
-    blind, knowing = run(chats(300), SMALL, "round-robin"), run(chats(300), SMALL, "kv")
+    blind, knowing = run(chats(160), SMALL, "round-robin"), run(chats(160), SMALL, "kv")
     assert 1 - token_hit_rate(knowing) < 0.65 * (1 - token_hit_rate(blind))
     assert _p90(knowing) < _p90(blind)
 
@@ -112,9 +112,9 @@ def test_a_seed_is_a_run() -> None:
 
 
 def test_steps_taken_at_once_are_steps_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_once = run(chats(200))
+    at_once = run(chats(120))
     monkeypatch.setattr(steps, "repeats", lambda step, block_size: 0)
-    one_by_one = run(chats(200))
+    one_by_one = run(chats(120))
     assert sum(use.steps for use in at_once.workers) == sum(use.steps for use in one_by_one.workers)
     for fast, slow in zip(at_once.outcomes, one_by_one.outcomes, strict=True):
         assert (fast.decode, fast.source, fast.cached_tokens) == (slow.decode, slow.source, slow.cached_tokens)
@@ -127,7 +127,7 @@ def test_steps_taken_at_once_are_steps_taken_one_by_one(monkeypatch: pytest.Monk
 def test_host_memory_keeps_what_the_device_forgets() -> None:
     small = dataclasses.replace(SMALL, prefill_pages=60, decode_pages=60)
     tiered = dataclasses.replace(small, tiers=TierShape(host_bytes=400 * small.page_bytes, host_page_s=1e-4))
-    without, with_tier = run(chats(300), small), run(chats(300), tiered)
+    without, with_tier = run(chats(160), small), run(chats(160), tiered)
     assert token_hit_rate(with_tier) > token_hit_rate(without) + 0.05
     assert tier_hit_rate(with_tier, Tier.HOST) > 0.05 > tier_hit_rate(with_tier, Tier.DISK) == 0
     assert with_tier.unequal_indexes == ()
@@ -138,7 +138,7 @@ def test_a_disk_keeps_what_the_device_forgets_over_the_death_of_its_worker() -> 
     death = Death(worker=WorkerId("decode-0"), at_s=20.0, back_at_s=20.5)
     dying = dataclasses.replace(small, faults=Faults(deaths=(death,)))
     tiers = TierShape(disk_bytes=4 << 20, disk_page_s=1e-3)
-    without, with_disk = (run(chats(300), dataclasses.replace(dying, tiers=each)) for each in (TierShape(), tiers))
+    without, with_disk = (run(chats(160), dataclasses.replace(dying, tiers=each)) for each in (TierShape(), tiers))
     assert token_hit_rate(with_disk) > token_hit_rate(without) + 0.05
     assert tier_hit_rate(with_disk, Tier.DISK) > 0.05
     assert with_disk.unequal_indexes == ()
@@ -147,7 +147,7 @@ def test_a_disk_keeps_what_the_device_forgets_over_the_death_of_its_worker() -> 
 def test_a_disk_that_is_slower_than_computing_is_not_waited_for() -> None:
     small = dataclasses.replace(SMALL, prefill_pages=120, decode_pages=120)
     slow = TierShape(disk_bytes=4 << 20, disk_page_s=0.2)
-    without, with_disk = run(chats(200), small), run(chats(200), dataclasses.replace(small, tiers=slow))
+    without, with_disk = run(chats(120), small), run(chats(120), dataclasses.replace(small, tiers=slow))
     assert tier_hit_rate(with_disk, Tier.DISK) == 0
     assert _p90(with_disk) < 1.1 * _p90(without)
 
@@ -157,7 +157,7 @@ def test_a_budget_of_written_bytes_bounds_what_a_disk_gets() -> None:
     rates = [
         tier_hit_rate(
             run(
-                chats(300),
+                chats(160),
                 dataclasses.replace(
                     small, tiers=TierShape(disk_bytes=4 << 20, disk_page_s=1e-4, disk_write_bytes_per_s=budget)
                 ),
@@ -195,10 +195,10 @@ def test_answers_that_outgrow_the_pool_are_preempted_and_finish() -> None:
 
 def test_who_would_be_too_late_is_refused_and_told_when_to_come_back() -> None:
     slo = dataclasses.replace(SMALL, slo_ttft_s=1.0)
-    done = run(chats(400, every_s=0.02), slo)
+    done = run(chats(200, every_s=0.02), slo)
     refused = done.of_status(Status.REFUSED)
     assert refused
-    assert len(refused) + len(done.of_status(Status.DONE)) == 400
+    assert len(refused) + len(done.of_status(Status.DONE)) == 200
     assert all(outcome.retry_after_s is not None and outcome.retry_after_s > 0 for outcome in refused)
     # Requests that wait for a decode worker's pages come later than predicted: they are not among its queued tokens.
     assert _p90(done) < 1.5
