@@ -8,9 +8,8 @@ DONE      pages are back in the pool; the tokens are kept until the router has t
 FAILED    pages are back in the pool and the router has been told why
 
 service          the Decode rpc             request_manager  all open requests
-request_check    what is refused at once    request_state    one request, its stages
-branches         the table of branches      scored_prompts   logprobs of prompts
+request_state    one request, its stages    scored_prompts   logprobs of prompts
 grammars         compiled aside             speculations     who proposes the next tokens
-local_prefill    which pulls are computed here instead
+branches         the table of branches      local_prefill    which pulls are computed here instead
 output_stream    one token stream per router
 """

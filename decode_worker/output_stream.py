@@ -113,13 +113,9 @@ class OutputStream:
         self._grace.cancel()
         self._grace = self._begin_grace()
 
-    def _take_detach_notices(self) -> list[worker_pb2.TokenEntry]:
-        detach_notices, self._detach_notices = self._detach_notices, []
-        return detach_notices
-
     def _next_batch(self) -> worker_pb2.TokenBatch:
         """Returns all that is to be sent. A request with one more plain token takes one place in each column."""
-        entries = self._take_detach_notices()
+        entries, self._detach_notices = self._detach_notices, []
         numbers: list[int] = []
         positions: list[int] = []
         tokens: list[int] = []

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import math
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 
 from decode_worker.local_prefill import LocalPrefill
 from decode_worker.output_stream import OutputStream
-from decode_worker.request_check import check_deadline, check_request
 from decode_worker.request_state import RequestState, RequestTrace, Stage
-from decode_worker.service import DecodeService
 from twostroke.base.errors import (
     Cancelled,
+    ContextLengthExceeded,
     DeadlineExceeded,
     EngineLost,
     InvalidRequest,
@@ -25,14 +26,14 @@ from twostroke.base.errors import (
 from twostroke.base.fault_points import Point, reach
 from twostroke.base.ids import RequestId
 from twostroke.base.lifetime import Instant
-from twostroke.request import Attempt, FinishReason
+from twostroke.engine.backends.facts import LoadedModel
+from twostroke.request import Attempt, FinishReason, highest_token
 from twostroke.rpc.peer import PeerPrefix
-from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
+from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import AdmittedSequence, Emission
 from twostroke.worker.answers import AnswerFeatures
-from twostroke.worker.host import WorkerHost
 from twostroke.worker.role_host import RoleHost, first_token_due_s
 from twostroke.worker.services.pages_service import CachedOnlyJob, RequestedBlocks
 from twostroke.worker.supply.remote import Ordered, Supplies
@@ -214,11 +215,6 @@ class RequestManager(RoleServices):
 
     # Calls by the worker
 
-    def register(self, host: WorkerHost) -> None:
-        service = DecodeService(self, host.validator, host.branches)
-        worker_pb2_grpc.add_DecodeServicer_to_server(service, host.rpc.server)
-        host.rpc.offer("twostroke.v1.Decode")
-
     def begin(self, wanted: RequestedBlocks) -> CachedOnlyJob:
         """Serves a pull from the cache alone: a decode worker computes only for its own requests."""
         return CachedOnlyJob(self._host.pool, wanted, self._host.loop.wake)
@@ -295,7 +291,7 @@ class RequestManager(RoleServices):
             request.salt,
             request.sampling,
             public_blocks=request.public_blocks,
-            constraints=self._host.constraints_of(request.weights) + features.constraints,
+            constraints=self._host.branches.constraints_of(request.weights) + features.constraints,
             reader=features.reader,
             proposer=features.proposer,
             computes_all=features.computes_all,
@@ -356,3 +352,49 @@ class RequestManager(RoleServices):
 
 def _attached_by(router_id: str) -> Cancelled:
     return Cancelled(f"{router_id} goes on with this stream")
+
+
+def check_request(attempt: Attempt, facts: LoadedModel, now_s: float) -> None:
+    """Raises InvalidRequest, naming the field, or DeadlineExceeded for what can never be served here."""
+    request = attempt.request
+    prompt, longest = len(request.prompt), len(request.prompt) + request.sampling.max_tokens
+    if not prompt:
+        raise InvalidRequest("the prompt is empty", field="prompt")
+    _check_ids(attempt.known, "prompt", facts)
+    _check_ids([token for token, _ in request.sampling.logit_bias], "logit_bias", facts)
+    _check_ids(request.sampling.stop_token_ids, "stop_token_ids", facts)
+    _check_ids(request.sampling.logprob_token_ids, "logprob_token_ids", facts)
+    _check_ids([highest_token(request.sampling.allowed_tokens)], "allowed_token_ids", facts)
+    fits = facts.pages * facts.block_size
+    if longest > min(fits, facts.max_model_len):
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {min(fits, facts.max_model_len)} tokens. However, prompt "
+            f"({prompt} tokens) plus max_tokens ({request.sampling.max_tokens}) is {longest}. The model serves "
+            f"{facts.max_model_len}, the whole page pool holds {fits} tokens. (context_length_exceeded)",
+            field="max_tokens",
+        )
+    if len(attempt.emitted) >= request.sampling.max_tokens:
+        raise InvalidRequest(f"all {request.sampling.max_tokens} tokens are emitted already", field="emitted")
+    blocks = attempt.known_tokens // facts.block_size
+    if len(attempt.block_hashes) != blocks:
+        raise InvalidRequest(f"{len(attempt.block_hashes)} block hashes for {blocks} full blocks", field="block_hashes")
+    if request.public_blocks > prompt // facts.block_size:
+        raise InvalidRequest(
+            f"{request.public_blocks} public blocks, but the prompt has {prompt // facts.block_size}",
+            field="public_blocks",
+        )
+    if request.deadline_s is not None:
+        check_deadline(request.deadline_s)
+        if request.deadline_s <= now_s:
+            raise DeadlineExceeded("the deadline had passed when the request arrived")
+
+
+def _check_ids(tokens: Iterable[int], field: str, facts: LoadedModel) -> None:
+    highest = max(tokens, default=0)
+    if highest >= facts.vocab_size:
+        raise InvalidRequest(f"token ids go up to {facts.vocab_size - 1}, got {highest}", field=field)
+
+
+def check_deadline(deadline_s: float) -> None:
+    if not math.isfinite(deadline_s):
+        raise InvalidRequest(f"the deadline must be finite, got {deadline_s}", field="deadline_s")

@@ -11,11 +11,7 @@ from twostroke.base.errors import ServeError
 from twostroke.base.lifetime import Instant, Lifetime
 from twostroke.kv_cache.parts import Part
 from twostroke.request import Attempt, FinishReason, SampledToken
-from twostroke.rpc.convert import (
-    error_to_message,
-    request_to_message,
-    tokens_to_messages,
-)
+from twostroke.rpc.convert import error_to_message, request_to_message, tokens_to_messages
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.sequence import Sequence
 from twostroke.tracing.recorder import Recorder
@@ -70,25 +66,18 @@ class RequestTrace:
         self._decode = self.span.begin("decode")
         self._steps_before = steps - 1
 
-    def end(
-        self,
-        facts: dict[str, float],
-        *,
-        tokens: int,
-        steps: int,
-        preemptions: int,
-        cached_tokens: int,
-        outcome: str,
-        error: str | None,
-    ) -> None:
+    def end(self, state: RequestState) -> None:
         self._queue.end(error="it was never admitted")
         self.chunks.end()
         if self._decode is not None:
-            self._decode.set(tokens=tokens, steps=steps - self._steps_before, preemptions=preemptions)
-            self._decode.set(**facts)
+            sequence = state.sequence
+            steps = sequence.steps - self._steps_before
+            self._decode.set(tokens=len(state.tokens), steps=steps, preemptions=sequence.preemptions)
+            self._decode.set(**state.features.facts)
             self._decode.end()
-        self.span.set(cached_tokens=cached_tokens, computed_tokens=self.chunks.tokens, outcome=outcome)
-        self.span.end(error=error)
+        outcome = type(state.error).__name__ if state.finish is None else state.finish.value
+        self.span.set(cached_tokens=state.cached_tokens, computed_tokens=self.chunks.tokens, outcome=outcome)
+        self.span.end(error=None if state.error is None else repr(state.error))
 
 
 @dataclass(slots=True, eq=False)
@@ -129,18 +118,7 @@ class RequestState(SupplyListener):
             self.supply.end()
         self.trace.moved(stage)
         if self.has_ended:
-            self._end_trace()
-
-    def _end_trace(self) -> None:
-        self.trace.end(
-            self.features.facts,
-            tokens=len(self.tokens),
-            steps=self.sequence.steps,
-            preemptions=self.sequence.preemptions,
-            cached_tokens=self.cached_tokens,
-            outcome=type(self.error).__name__ if self.finish is None else self.finish.value,
-            error=None if self.error is None else repr(self.error),
-        )
+            self.trace.end(self)
 
     @property
     def first_position(self) -> int:

@@ -4,53 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator
-from typing import Protocol
 
 import grpc.aio
 
-from decode_worker.output_stream import OutputStream
+from decode_worker.request_manager import RequestManager
 from twostroke.base.ids import RequestId
-from twostroke.request import Attempt
 from twostroke.rpc.convert import attempt_from_message
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
-from twostroke.worker.answers import AnswerFeatures, features_of
+from twostroke.worker.answers import features_of
 from twostroke.worker.branches import Branches
 from twostroke.worker.request_validator import RequestValidator
 
 Context = grpc.aio.ServicerContext[object, object]
 
 
-class RequestCalls(Protocol):
-    """The part of the request manager that the service calls."""
-
-    def open(
-        self,
-        attempt: Attempt,
-        source: worker_pb2.PageSource | None,
-        peer: PeerPrefix | None,
-        forecast: worker_pb2.SourceForecast | None,
-        features: AnswerFeatures,
-    ) -> None: ...
-
-    def close_request(self, request_id: RequestId, attempt: int) -> None: ...
-
-    def attach(self, request_id: RequestId, attempt: int, router_id: str, from_position: int) -> None: ...
-
-    def reattach(self, wanted: worker_pb2.AttachRequest) -> None: ...
-
-    def find(self, stream: str) -> list[worker_pb2.RequestSnapshot]: ...
-
-    def output_stream(self, router_id: str) -> OutputStream: ...
-
-
 class DecodeService(worker_pb2_grpc.DecodeServicer):
-    def __init__(
-        self,
-        requests: RequestCalls,
-        validator: RequestValidator,
-        branches: Branches,
-    ) -> None:
+    def __init__(self, requests: RequestManager, validator: RequestValidator, branches: Branches) -> None:
         self._branches = branches
         self._requests = requests
         self._validator = validator

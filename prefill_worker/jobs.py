@@ -20,7 +20,6 @@ from twostroke.scheduler.sequence import Sequence as BuildSequence
 from twostroke.scheduler.sequence import building
 from twostroke.scheduler.values import AdmittedSequence, Emission
 from twostroke.tracing.span import Chunks
-from twostroke.worker.host import WorkerHost
 from twostroke.worker.role_host import RoleHost, first_token_due_s
 from twostroke.worker.services.pages_service import RequestedBlocks
 from twostroke.worker.supply.remote import Ordered, Supplies
@@ -106,7 +105,11 @@ class BuildJobs(RoleServices):
         _check(wanted.tokens, host.facts)
         session = host.new_session()
         sequence = building(
-            wanted.request_id, session, wanted.tokens, wanted.block_hashes, host.constraints_of(wanted.weights)
+            wanted.request_id,
+            session,
+            wanted.tokens,
+            wanted.block_hashes,
+            host.branches.constraints_of(wanted.weights),
         )
         sequence.pulled_blocks = 0 if wanted.peer is None else wanted.peer.blocks
         sequence.due_s = first_token_due_s(host)
@@ -149,9 +152,6 @@ class BuildJobs(RoleServices):
 
     def emitted(self, emissions: list[Emission]) -> None:
         assert not emissions, "a prefill worker never samples"
-
-    def register(self, host: WorkerHost) -> None:
-        """The role has no service besides Pull."""
 
     @property
     def open_requests(self) -> int:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from twostroke.base.errors import InvalidRequest
 from twostroke.base.ids import BlockHash, RequestId
-from twostroke.tracing.context import TraceContext
+from twostroke.tracing.span import TraceContext
 
 MAX_LOGPROBS = 20
 """The limit of OpenAI's API."""

@@ -42,7 +42,7 @@ from twostroke.base.errors import (
     UnsupportedMediaType,
 )
 from twostroke.observability.bug_log import log_bug
-from twostroke.tracing.context import HEADER as TRACE_HEADER
+from twostroke.tracing.span import HEADER as TRACE_HEADER
 
 log = logging.getLogger(__name__)
 

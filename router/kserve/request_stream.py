@@ -34,7 +34,7 @@ from twostroke.observability.bug_log import log_bug
 from twostroke.rpc.channel import call_timeout_s
 from twostroke.rpc.entrance import Context
 from twostroke.rpc.v1 import kserve_pb2
-from twostroke.tracing.context import HEADER as TRACE_HEADER
+from twostroke.tracing.span import HEADER as TRACE_HEADER
 
 log = logging.getLogger(__name__)
 

@@ -41,8 +41,8 @@ from twostroke.base.errors import (
 from twostroke.base.fault_points import Point, reach
 from twostroke.models.catalog.recommended import UNKNOWN, Recommended
 from twostroke.observability.bug_log import log_bug, place_of
-from twostroke.tracing.context import TraceContext
 from twostroke.tracing.recorder import Recorder
+from twostroke.tracing.span import TraceContext
 
 log = logging.getLogger(__name__)
 

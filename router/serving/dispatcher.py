@@ -31,7 +31,7 @@ from twostroke.config import Role, RouterConfig
 from twostroke.kv_cache.block import extend_hashes
 from twostroke.request import FinishReason, GenerateRequest
 from twostroke.rpc.membership import Membership
-from twostroke.tracing.setup import recorder_of
+from twostroke.tracing.recorder import recorder_of
 
 log = logging.getLogger(__name__)
 

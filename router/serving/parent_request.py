@@ -15,7 +15,7 @@ from router.fleet.token_stream import TokenDelta
 from router.routing.selector import RoutingParams
 from twostroke.base.errors import DeadlineExceeded, WeightsChanged
 from twostroke.request import GenerateRequest
-from twostroke.tracing.context import TraceContext
+from twostroke.tracing.span import TraceContext
 
 MARK_BYTES = 8
 """Bytes of a mark, which every resume token carries: a fleet has seen some thousand weights at most."""

@@ -152,7 +152,7 @@ def _mixed(model: BilledModel, sent: FormBill, config: WorkerConfig) -> MixedBil
 
 def _conversion_s(model: BilledModel, form: str) -> float:
     """Measures it as a prefill worker does when it starts."""
-    from twostroke.worker.landing.page_converter import time_of_a_conversion
+    from twostroke.worker.page_forms.page_converter import time_of_a_conversion
 
     flags, seconds = model.flags, 0.0
     is_native = flags.model.dtype == "bfloat16" and flags.memory.block_size % PIECE_TOKENS == 0

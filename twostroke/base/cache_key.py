@@ -40,7 +40,8 @@ CACHES: Final[Mapping[str, Maker]] = {
         (
             *("models", "kernels", "engine", "scheduler", "kv_cache", "ranks", "device"),
             # what copies and converts pages
-            *("transfer", "worker/landing", "worker/pulls", "worker/services", "worker/tiers"),
+            *("transfer", "worker/page_ends.py", "worker/page_forms", "worker/pulls"),
+            *("worker/services", "worker/tiers"),
         ),
         ("torch", "transformers", "numpy"),
     ),

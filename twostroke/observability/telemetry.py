@@ -10,12 +10,12 @@ import logging
 import platform
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, disable_created_metrics, make_wsgi_app
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
@@ -93,6 +93,23 @@ def introduce(registry: CollectorRegistry, role: str) -> Expiries:
     )
     clock.labels(role).set_function(time.time)
     return expiries
+
+
+Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
+
+
+def family_of(
+    kind: type[Family], role: str, name: str, text: str, values: float | Mapping[str, float], label: str = "state"
+) -> Family:
+    """Returns a metric of a process of this role, as a collector yields it: one value, or one for each `label`."""
+    if isinstance(values, Mapping):
+        family = kind(f"twostroke_{name}", text, labels=("role", label))
+        for each, value in values.items():
+            family.add_metric((role, each), value)
+        return family
+    family = kind(f"twostroke_{name}", text, labels=("role",))
+    family.add_metric((role,), values)
+    return family
 
 
 MOST_SCRAPERS = 64

@@ -26,7 +26,7 @@ from twostroke.request import (
 )
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import control_pb2, worker_pb2
-from twostroke.tracing.context import TraceContext, header_of
+from twostroke.tracing.span import TraceContext, header_of
 
 WEIGHTS_DIGEST_BYTES = 16
 

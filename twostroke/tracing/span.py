@@ -1,14 +1,67 @@
-"""A span: something that began and ended, with what is worth knowing of it, and its parts."""
+"""A span: something that began and ended, with what is worth knowing of it, its parts, and the trace it belongs to.
+
+The trace is named by W3C Trace Context, as the header `traceparent` carries it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import os
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from twostroke.tracing.context import TraceContext
+HEADER = "traceparent"
+
+_FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_SAMPLED = 1
+_RATIO_BITS = 56
+"""The bits of a trace id that decide about sampling. The standard asks them to be random."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    trace_id: int
+    """128 bits, not 0."""
+    span_id: int
+    """64 bits."""
+    is_sampled: bool
+
+    @classmethod
+    def parse(cls, header: str) -> TraceContext | None:
+        """Returns None for an invalid header: the standard asks to ignore it."""
+        matched = _FORM.fullmatch(header.strip())
+        if matched is None or matched[1] == "ff" or (matched[1] == "00" and matched[5]):
+            return None
+        trace_id, span_id = int(matched[2], 16), int(matched[3], 16)
+        return cls(trace_id, span_id, bool(int(matched[4], 16) & _SAMPLED)) if trace_id and span_id else None
+
+    @classmethod
+    def begin(cls, seed: str, ratio: float) -> TraceContext:
+        """Begins a trace here. Equal seeds make equal traces, whichever process begins them, and the share `ratio` of
+        all seeds is sampled."""
+        trace_id = int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=16).digest(), "big") or 1
+        is_sampled = trace_id % (1 << _RATIO_BITS) < ratio * (1 << _RATIO_BITS)
+        return cls(trace_id, new_span_id(), is_sampled)
+
+    def child(self) -> TraceContext:
+        return TraceContext(self.trace_id, new_span_id(), self.is_sampled)
+
+    @property
+    def header(self) -> str:
+        return f"00-{self.trace_id:032x}-{self.span_id:016x}-{int(self.is_sampled):02x}"
+
+
+def header_of(context: TraceContext | None) -> str:
+    return "" if context is None else context.header
+
+
+def new_span_id() -> int:
+    return int.from_bytes(os.urandom(8), "big") or 1
+
 
 Value = str | int | float | bool
 
@@ -45,7 +98,7 @@ class SpanEvent:
     attributes: Mapping[str, Value]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Span:
     name: str
     process: str
@@ -56,48 +109,32 @@ class Span:
     start_s: float
     end_s: float
     attributes: Mapping[str, Value]
-    events: tuple[SpanEvent, ...]
+    events: Sequence[SpanEvent]
     error: str | None
 
 
-class OpenSpan:
-    """One that has not ended. `end` is to be called once; what is set later is lost."""
+class OpenSpan(Span):
+    """One that has not ended. `end` is to be called once, and nothing is set after it: the span is kept as it is."""
 
-    __slots__ = (
-        "_attributes",
-        "_events",
-        "_late",
-        "_parent_id",
-        "_process",
-        "_take",
-        "context",
-        "has_ended",
-        "name",
-        "start_s",
-    )
+    __slots__ = ("_known", "_take", "has_ended")
+
+    events: list[SpanEvent]
 
     def __init__(
-        self,
-        name: str,
-        process: str,
-        context: TraceContext,
-        parent_id: int | None,
-        take: Callable[[Span], None],
+        self, name: str, process: str, context: TraceContext, parent_id: int | None, take: Callable[[Span], None]
     ) -> None:
-        self.name = name
-        self.context = context
-        self.start_s = time.time()
-        self.has_ended = False
-        self._process = process
-        self._parent_id = parent_id
+        self._known: dict[str, Value] = {}
+        now_s = time.time()
+        super().__init__(
+            name=name, process=process, context=context, parent_id=parent_id, start_s=now_s, end_s=now_s,
+            attributes=self._known, events=[], error=None,
+        )  # fmt: skip
         self._take = take
-        self._attributes: dict[str, Value] = {}
-        self._late: Callable[[], Mapping[str, Value]] | None = None
-        self._events: list[SpanEvent] = []
+        self.has_ended = False
 
     def begin(self, name: str) -> OpenSpan:
         """Returns a part of it, in the same process."""
-        return OpenSpan(name, self._process, self.context.child(), self.context.span_id, self._take)
+        return OpenSpan(name, self.process, self.context.child(), self.context.span_id, self._take)
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[OpenSpan]:
@@ -119,39 +156,25 @@ class OpenSpan:
 
     def set(self, **attributes: Value | None) -> None:
         """Sets attributes. A value of None is not known and is left out."""
-        for name, value in attributes.items():
-            if value is not None:
-                self._attributes[name] = value
+        self._known.update({name: value for name, value in attributes.items() if value is not None})
 
     def explain(self, make: Callable[[], Mapping[str, Value]]) -> None:
         """Adds attributes that are made when someone reads the span."""
-        known = self._attributes
-        self._late = lambda: {**known, **make()}
+        known = self._known
+        self.attributes = LateAttributes(lambda: {**known, **make()})
 
     def event(self, name: str, **attributes: Value) -> None:
-        self._events.append(SpanEvent(name, time.time(), attributes))
+        self.events.append(SpanEvent(name, time.time(), attributes))
 
     def late_event(self, name: str, make: Callable[[], Mapping[str, Value]]) -> None:
         """Adds an event whose attributes are made when someone reads them."""
-        self._events.append(SpanEvent(name, time.time(), LateAttributes(make)))
+        self.events.append(SpanEvent(name, time.time(), LateAttributes(make)))
 
     def end(self, error: str | None = None, at_s: float | None = None) -> None:
-        if self.has_ended:
-            return
-        self.has_ended = True
-        self._take(
-            Span(
-                name=self.name,
-                process=self._process,
-                context=self.context,
-                parent_id=self._parent_id,
-                start_s=self.start_s,
-                end_s=max(self.start_s, time.time() if at_s is None else at_s),
-                attributes=self._attributes if self._late is None else LateAttributes(self._late),
-                events=tuple(self._events),
-                error=error,
-            )
-        )
+        if not self.has_ended:
+            self.has_ended, self.error = True, error
+            self.end_s = max(self.start_s, time.time() if at_s is None else at_s)
+            self._take(self)
 
 
 class Chunks:

@@ -11,10 +11,10 @@ metrics            the worker's metrics
 branches           the port of branches: what a feature may give a worker
 answers            the port of features that single answers may have
 role_host          a worker and its role, as they see each other
-page_exchange      puts the parts of pulls together, with the page transports
+page_ends          pages as they are served, and where they arrive
 services/          what a worker answers others    pulls/    pages that it pulls
-supply/            who brings missing blocks       landing/  pages where they arrive
-steps/             engine steps                    measured/ costs of steps, rates of links, limits
+supply/            who brings missing blocks       measured/ costs of steps, rates of links, limits
+steps/             engine steps
 
 Branches: adapters/, drafts/, page_forms/, pins/, tiers/
 """

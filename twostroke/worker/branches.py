@@ -29,14 +29,16 @@ from twostroke.scheduler.reading import InlineReadings, ReadingRunner
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Constraint, Sequence
 from twostroke.scheduler.values import SchedulerLimits
+from twostroke.transfer.base import Identity
 from twostroke.worker.answers import AnswerBranch
 from twostroke.worker.condition import Condition
 from twostroke.worker.engine_state import EngineState, LoadedBranch
 from twostroke.worker.event_feed import EventFeed
 from twostroke.worker.measured.rates import Rates
+from twostroke.worker.page_ends import LandingInOtherForm, ServedInOtherForm
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.role_host import Loop, RoleHandlers, RoleHost
-from twostroke.worker.supply.supplier import Supplier
+from twostroke.worker.supply.supply import Supplier
 
 
 class BranchLoop(Loop, Protocol):
@@ -127,6 +129,9 @@ class Branch:
     readings: ReadingRunner | None = None
     """Runs the work of answers' readers."""
     second_models: ListOf[SecondModel] = ()
+    served: ServedInOtherForm | None = None
+    landing: LandingInOtherForm | None = None
+    """The end of pulls between workers of two forms that this worker is."""
     answers: AnswerBranch | None = None
     """Makes the feature of single answers. None: it has none."""
 
@@ -173,6 +178,9 @@ class Branch:
 
     # While the worker serves
 
+    async def open(self, identity: Identity) -> None:
+        """Lets other workers of this identity read pages, before the worker serves."""
+
     def serve(self, rpc: RpcServer, tasks: asyncio.TaskGroup) -> None:
         """Adds its rpc services. `tasks` end with the worker."""
 
@@ -208,6 +216,8 @@ class Branches:
         self.each = tuple(each)
         self.gate: WaitingGate = next((each.gate for each in self.each if each.gate), _Open())
         self.below = next((each.below for each in self.each if each.below), None)
+        self.served = next((each.served for each in self.each if each.served), None)
+        self.landing = next((each.landing for each in self.each if each.landing), None)
         self.second_models = [model for each in self.each for model in each.second_models]
         self.answers = tuple([each.answers for each in self.each if each.answers is not None])
         self._prefetch = [each.prefetch for each in self.each if each.prefetch is not None]

@@ -26,6 +26,8 @@ from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.windows.window_group import window_group
 from twostroke.models.catalog.places import locate
 from twostroke.observability.profiler import Profiler
+from twostroke.scheduler.batch import Batch
+from twostroke.scheduler.windows.places import places_of, with_windows
 from twostroke.worker.measured.rates import Rates
 
 SWITCH_INTERVAL_S = 0.0005
@@ -113,6 +115,8 @@ class EngineState:
         shape, (first, *others) = built.model.window_shape, listeners
         further = [] if shape is None else [window_group(shape, *others)]
         self.pool = BlockPool(built.model.pages, first, *further)
+        self.places = places_of(self.pool)
+        """Finds where steps read and write in further page groups."""
 
     @classmethod
     async def load(cls, config: WorkerConfig, loaders: Loaders) -> EngineState:
@@ -133,8 +137,12 @@ class EngineState:
             await asyncio.to_thread(built.close)
             raise
 
+    def placed(self, batch: Batch) -> Batch:
+        """Returns a step that belongs to no sequence with its places in further page groups."""
+        return with_windows(batch, self.facts.window_shape)
+
     def begin_epoch(self, epoch: Epoch) -> EventLog:
-        """Returns the event log of a new epoch; it begins with the cached blocks of all tiers, and without pins.
+        """Returns the event log of a new epoch, which begins with all cached blocks.
 
         Raises InternalError if the previous epoch still holds pages, because their writers are unknown then.
         """
@@ -142,7 +150,6 @@ class EngineState:
         held = sum(group.total - group.unheld for group in pool.groups)
         if held:
             raise InternalError(f"{held} pages are still held by the previous epoch: start a new process")
-        pool.unpin_all()  # the supervisor gives an epoch its pins
         log = self._epoch.log = EventLog(epoch)
         for number, group in enumerate(pool.groups):
             for block_hash in group.unheld_blocks():

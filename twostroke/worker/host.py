@@ -17,24 +17,23 @@ from twostroke.config import WorkerConfig
 from twostroke.kv_cache.groups.group_pool import GroupPool
 from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.observability.telemetry import MetricsServer
-from twostroke.request import WeightsRef
 from twostroke.rpc.clock import machine_name
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2
 from twostroke.scheduler.cost import Queued
-from twostroke.scheduler.sequence import Constraint
-from twostroke.scheduler.sequence import Sequence as KnownSequence
-from twostroke.tracing.setup import recorder_of
-from twostroke.transfer.base import Identity
+from twostroke.tracing.recorder import recorder_of
+from twostroke.transfer.base import Identity, PageEndpoint, PageTransport
+from twostroke.transfer.registry import default_names, open_transports
+from twostroke.transfer.sockets.tls import wrapper_for
 from twostroke.worker.branches import Branches, BranchTable
 from twostroke.worker.engine_state import EngineState
 from twostroke.worker.event_feed import EventFeed
 from twostroke.worker.metrics import WorkerMetrics
-from twostroke.worker.page_exchange import PageExchange
+from twostroke.worker.page_ends import DirectLanding, PageDigests
+from twostroke.worker.pulls.pull_client import PullClient, PullLimits
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.steps.engine_steps import EngineSteps
-from twostroke.worker.supply.supplier import Supplier
 
 log = logging.getLogger(__name__)
 
@@ -82,10 +81,24 @@ class WorkerHost:
         self.branches = Branches.of(table, self)
         self.steps = EngineSteps(config, engine_state, self.metrics, self.branches)
         self.scheduler, self.loop, self.progress = self.steps.scheduler, self.steps.loop, self.steps.progress
-        self.exchange = PageExchange.of(
-            config, engine_state, us=self.us, validator=self.validator, metrics=self.metrics, wake=self.loop.wake
+        names, silence_s = config.runtime.transports or default_names(self.memory), config.patience.dead_after_s
+        wrapper = wrapper_for(config.cluster_tls)
+        self.transports: list[PageTransport] = open_transports(
+            names, config.host, silence_s, wrapper, config.ports.pages
         )
-        self.pulls = self.exchange.pulls
+        self.endpoints: list[PageEndpoint] = []
+        """How other workers reach the pages, best first; filled by `open`."""
+        self.digests = PageDigests(self.memory)
+        self.pulls = PullClient(
+            self.validator,
+            self.pool,
+            DirectLanding(self.digests, self.transports, self.memory.pages),
+            self.metrics,
+            converting=self.branches.landing,
+            us=self.us,
+            limits=PullLimits(copy_s=config.pull_timeout_s, silence_s=silence_s),
+            wake=self.loop.wake,
+        )
         self.rpc = RpcServer(
             config.host, config.ports.rpc, token=config.cluster_token or None, certificates=self.us.certificates
         )
@@ -99,7 +112,10 @@ class WorkerHost:
         compute.
         """
         identity = Identity(self.config.worker_id, self.epoch, self.facts.page_identity, self.config.cluster_token)
-        await self.exchange.open(identity, self.engine_state)
+        for transport in self.transports:
+            self.endpoints.append(await transport.open(self.memory, identity))
+        for branch in self.branches.each:
+            await branch.open(identity)
         await self.steps.prepare()
 
     async def close(self) -> None:
@@ -108,22 +124,19 @@ class WorkerHost:
         for branch in self.branches.each:
             branch.stop()
             await branch.close()
-        await self.exchange.close()
+        await self.pulls.close()
+        for transport in self.transports:
+            await transport.close()
+        await self.digests.close()
         await self.engine.wait_idle()
         await asyncio.to_thread(self._metrics_server.close)
         await asyncio.to_thread(self.recorder.close)
 
-    def constraints_of(self, weights: WeightsRef | None) -> tuple[Constraint, ...]:
-        """Returns the constraints of a sequence with these weights, if any. Raises UnsupportedFeature."""
-        return self.branches.constraints_of(weights)
-
-    def suppliers_here(self, sequence: KnownSequence) -> Sequence[Supplier]:
-        """Returns the suppliers of this worker itself, which are asked before other workers."""
-        return self.branches.suppliers_of(sequence)
-
     def compute_s(self, queued: Queued) -> float:
         """Returns the time of computing prompts here beside the current streams."""
-        return self.steps.compute_s(queued)
+        now = self.scheduler.load.queued()
+        beside = dataclasses.replace(queued, streams=now.streams, context_tokens=now.context_tokens)
+        return self.loop.drain_s(beside)
 
     def wake(self) -> None:
         """Wakes the work loop."""
@@ -132,8 +145,9 @@ class WorkerHost:
     def _watch(self) -> None:
         """Reports all parts at every scrape."""
         self.metrics.watch(self.pool, self.scheduler, self.feed.log)
-        exchange = self.exchange
-        self.metrics.watch_pages(exchange.digests, exchange.transports, exchange.converted, exchange.converting)
+        served = self.branches.served
+        others = () if served is None else served.transports
+        self.metrics.watch_pages(self.digests, self.transports, others)
 
     def new_session(self) -> SessionId:
         return SessionId(next(self._sessions))
@@ -227,7 +241,6 @@ class WorkerHost:
             pages_arriving=self.pool.count(PageState.ARRIVING),
             pages_active=self.pool.count(PageState.ACTIVE),
             pages_quarantined=self.pool.count(PageState.QUARANTINED),
-            pages_pinned=self.pool.count(PageState.PINNED),
             seconds_per_token=rates.seconds_per_token,
             seconds_per_step=rates.seconds_per_step,
             state=self.state,
@@ -242,7 +255,6 @@ class WorkerHost:
                 control_pb2.LinkRate(worker_id=peer, latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
                 for peer, link in links.items()
             ],
-            conversion_page_s=self.exchange.conversion_page_s,
             further=_further_report(self.pool.others),
             stream_step=control_pb2.StreamStep(**dataclasses.asdict(self.loop.stream_steps.each)),
         )

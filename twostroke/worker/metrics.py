@@ -15,17 +15,16 @@ from twostroke.engine.backends.built import KernelsInUse
 from twostroke.engine.backends.memory_plan import MemoryUse
 from twostroke.engine.determinism import Determinism
 from twostroke.kv_cache.events import EventLog
+from twostroke.kv_cache.groups.group_pool import GroupPool
 from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.models.expert_load import ExpertLoad
-from twostroke.observability.telemetry import ITL_BUCKETS_S, PULL_BUCKETS_S, introduce
+from twostroke.observability.telemetry import ITL_BUCKETS_S, PULL_BUCKETS_S, family_of, introduce
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.transfer.base import PageTransport
-from twostroke.worker.landing.converted_pages import ConvertedPages
-from twostroke.worker.landing.digests import PageDigests
-from twostroke.worker.landing.landing import ConvertingLanding
+from twostroke.worker.page_ends import PageDigests
 
 PULL_TROUBLES = (PeerLost, TransferFailed, StaleEpoch, Overloaded)
 """Error kinds that are exported from 0 on, so that their first occurrence has a rate."""
@@ -47,23 +46,22 @@ class WorkerMetrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
             return Histogram(f"twostroke_{name}", text, ("role", *labels), buckets=buckets, registry=self.registry)
 
+        def own(name: str, text: str) -> Counter:
+            return counter(name, text).labels(role.value)
+
         role_name = role.value
         self._steps = histogram("step_seconds", "Device time of one engine step.", ITL_BUCKETS_S, "kind")
-        self._prefill_busy = counter("prefill_busy_seconds_total", "Step time spent on prompt tokens.").labels(
-            role_name
-        )
-        self._computed = counter("computed_tokens_total", "Tokens run through the model.").labels(role_name)
-        self._sampled = counter("sampled_tokens_total", "Tokens drawn.").labels(role_name)
-        self._queries = counter("prefix_cache_queries_total", "Tokens looked up in the prefix cache.").labels(role_name)
+        self._prefill_busy = own("prefill_busy_seconds_total", "Step time spent on prompt tokens.")
+        self._computed = own("computed_tokens_total", "Tokens run through the model.")
+        self._sampled = own("sampled_tokens_total", "Tokens drawn.")
+        self._queries = own("prefix_cache_queries_total", "Tokens looked up in the prefix cache.")
         self.queried_tokens = self.hit_tokens = 0
         """Tokens that were looked up in the prefix cache, and found there, since this epoch began."""
         self._queued = 0, 0.0
         """Known tokens that are to be computed, and the predicted seconds until they are."""
-        self._hits = counter("prefix_cache_hits_total", "Tokens found in the prefix cache.").labels(role_name)
-        self.preemptions = counter("preemptions_total", "Sequences that gave their pages back.").labels(role_name)
-        self.local_prefills = counter("local_prefills_total", "Prompts computed here instead of waiting.").labels(
-            role_name
-        )
+        self._hits = own("prefix_cache_hits_total", "Tokens found in the prefix cache.")
+        self.preemptions = own("preemptions_total", "Sequences that gave their pages back.")
+        self.local_prefills = own("local_prefills_total", "Prompts computed here instead of waiting.")
         self._pull_bytes = counter("pull_bytes_total", "Page bytes received.", "transport")
         self._pull_seconds = histogram("pull_seconds", "Time on the wire of one transfer.", PULL_BUCKETS_S, "transport")
         self._pull_failures = counter("pull_failures_total", "Pulls that ended in local computation.", "reason")
@@ -72,8 +70,8 @@ class WorkerMetrics:
             "Pulls for which a faster transport of this host could not connect.",
             "transport",
         )
-        self._peer_blocks = counter("peer_pulled_blocks_total", "Blocks fetched from peers.").labels(role_name)
-        self._peer_bytes = counter("peer_pulled_bytes_total", "Page bytes fetched from peers.").labels(role_name)
+        self._peer_blocks = own("peer_pulled_blocks_total", "Blocks fetched from peers.")
+        self._peer_bytes = own("peer_pulled_bytes_total", "Page bytes fetched from peers.")
         self._peer_failures = counter("peer_pull_failures_total", "Pulls from peers given up: computed here.", "reason")
         for reason in PULL_TROUBLES:
             self._pull_failures.labels(role_name, reason.label())
@@ -83,10 +81,10 @@ class WorkerMetrics:
             self._failed_steps.labels(role_name, outcome)
         for kind in ("prefill", "decode"):
             self._steps.labels(role_name, kind)
-        self.digest_mismatches = counter("digest_mismatches_total", "Pages that arrived damaged.").labels(role_name)
-        self.stale_epochs = counter("stale_epochs_total", "Calls that named another epoch.").labels(role_name)
-        self.stale_attempts = counter("stale_attempts_total", "Calls about a replaced attempt.").labels(role_name)
-        self.served_pages = counter("served_pages_total", "Pages announced to pulling workers.").labels(role_name)
+        self.digest_mismatches = own("digest_mismatches_total", "Pages that arrived damaged.")
+        self.stale_epochs = own("stale_epochs_total", "Calls that named another epoch.")
+        self.stale_attempts = own("stale_attempts_total", "Calls about a replaced attempt.")
+        self.served_pages = own("served_pages_total", "Pages announced to pulling workers.")
 
     def planned(self, queued_tokens: int, queued_s: float) -> None:
         """Notes what is queued as a step is planned: a scrape, on its own thread, cannot walk through the scheduler."""
@@ -138,14 +136,10 @@ class WorkerMetrics:
             self.registry.register(_ExpertLoads(self._role, load))
 
     def watch_pages(
-        self,
-        digests: PageDigests,
-        transports: Sequence[PageTransport],
-        converted: ConvertedPages | None,
-        converting: ConvertingLanding | None,
+        self, digests: PageDigests, transports: Sequence[PageTransport], others: Sequence[PageTransport] = ()
     ) -> None:
-        """Reports at every scrape the cost of digests and conversions, and refused page connections."""
-        self.registry.register(_PageCounters(self._role, digests, transports, converted, converting))
+        """Reports at every scrape the cost of digests and refused page connections, those to `others` too."""
+        self.registry.register(_PageCounters(self._role, digests, transports, others))
         for transport in transports:
             self._pull_bytes.labels(self._role, transport.name)
             self._pull_seconds.labels(self._role, transport.name)
@@ -211,23 +205,14 @@ class _Gauges(Collector):
         )
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        pages = GaugeMetricFamily("twostroke_pages", "Pages of the pool by state.", labels=("role", "state"))
-        for state in PageState:
-            pages.add_metric((self._role, state.value), self._pool.count(state))
-        yield pages
-        for group in self._pool.others:
-            further = GaugeMetricFamily(
-                "twostroke_further_pages",
-                "Pages by state of layers that keep the last blocks only, where these lie apart.",
-                labels=("role", "state"),
-            )
-            for state in PageState:
-                further.add_metric((self._role, state.value), group.count(state))
-            yield further
+        further = "Pages by state of layers that keep the last blocks only, where these lie apart."
+        groups: list[tuple[str, str, GroupPool]] = [("pages", "Pages of the pool by state.", self._pool)]
+        groups += [("further_pages", further, group) for group in self._pool.others]
+        for name, text, group in groups:
+            counts = {state.value: group.count(state) for state in PageState}
+            yield family_of(GaugeMetricFamily, self._role, name, text, counts)
         for name, text, value in self._values:
-            gauge = GaugeMetricFamily(f"twostroke_{name}", text, labels=("role",))
-            gauge.add_metric((self._role,), value())
-            yield gauge
+            yield family_of(GaugeMetricFamily, self._role, name, text, value())
 
 
 class _ExpertLoads(Collector):
@@ -236,61 +221,35 @@ class _ExpertLoads(Collector):
         self._load = load
 
     def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
-        tokens = CounterMetricFamily(
-            "twostroke_expert_tokens",
-            "Tokens that an expert was chosen for, over all layers.",
-            labels=("role", "expert"),
-        )
-        for expert, count in enumerate(self._load.by_expert()):
-            tokens.add_metric((self._role, str(expert)), count)
-        yield tokens
-        imbalance = GaugeMetricFamily(
-            "twostroke_expert_imbalance_ratio",
-            "Tokens of a layer's busiest expert beside the mean of its experts, on average over all layers.",
-            labels=("role",),
-        )
-        imbalance.add_metric((self._role,), self._load.imbalance())
-        yield imbalance
+        tokens = {str(expert): count for expert, count in enumerate(self._load.by_expert())}
+        text = "Tokens that an expert was chosen for, over all layers."
+        yield family_of(CounterMetricFamily, self._role, "expert_tokens", text, tokens, "expert")
+        text = "Tokens of a layer's busiest expert beside the mean of its experts, on average over all layers."
+        yield family_of(GaugeMetricFamily, self._role, "expert_imbalance_ratio", text, self._load.imbalance())
 
 
 class _PageCounters(Collector):
     def __init__(
-        self,
-        role: str,
-        digests: PageDigests,
-        transports: Sequence[PageTransport],
-        converted: ConvertedPages | None,
-        converting: ConvertingLanding | None,
+        self, role: str, digests: PageDigests, transports: Sequence[PageTransport], others: Sequence[PageTransport]
     ) -> None:
         self._role = role
         self._digests = digests
         self._transports = transports
-        self._converted = converted
-        self._converters = [each.converter for each in (converted, converting) if each is not None]
+        self._others = others
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        converted = self._converted
-        original_bytes, sent_bytes = converted.served_bytes if converted else (0, 0)
-        pages = sum(converter.pages for converter in self._converters)
-        seconds = sum(converter.seconds for converter in self._converters)
         for name, text, value in (
             ("digest_seconds", "Time spent on digests of pages, served and arrived.", self._digests.seconds),
             ("digest_bytes", "Page bytes that were digested.", self._digests.bytes),
-            ("converted_pages", "Pages converted here, from another form or for workers of one.", pages),
-            ("conversion_seconds", "Time spent on converting pages.", seconds),
-            ("converted_original_bytes", "Bytes of served converted pages, as they lie here.", original_bytes),
-            ("converted_sent_bytes", "Bytes of served converted pages, as they were sent.", sent_bytes),
         ):
-            counter = CounterMetricFamily(f"twostroke_{name}", text, labels=("role",))
-            counter.add_metric((self._role,), value)
-            yield counter
+            yield family_of(CounterMetricFamily, self._role, name, text, value)
         refused = CounterMetricFamily(
             "twostroke_page_connections_refused",
             "Connections to this worker's pages that were refused.",
             labels=("role", "transport", "reason"),
         )
         counts = collections.Counter[tuple[str, str]]()
-        for transport in (*self._transports, *(converted.transports if converted else ())):
+        for transport in (*self._transports, *self._others):
             counts.update({(transport.name, reason): count for reason, count in transport.refused.items()})
         for (name, reason), count in counts.items():
             refused.add_metric((self._role, name, reason), count)

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence as ListOf
 from typing import Protocol
 
 from twostroke.base.errors import EngineLost
 from twostroke.base.ids import SessionId
-from twostroke.config import WorkerConfig
 from twostroke.engine.backends.facts import LoadedModel
 from twostroke.engine.determinism import Determinism
-from twostroke.kv_cache.pool import BlockPool
-from twostroke.request import WeightsRef
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.cost import Budget
-from twostroke.scheduler.scheduler import Scheduler
-from twostroke.scheduler.sequence import Constraint, Sequence
+from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import AdmittedSequence, Emission
 from twostroke.tracing.recorder import Recorder
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.supply.pull_spec import OpenPull
-from twostroke.worker.supply.remote import PullStarter
-from twostroke.worker.supply.supplier import Supplier
+from twostroke.worker.supply.remote import PullStarter, SupplyHost
 
 
 class Loop(Protocol):
@@ -84,17 +78,11 @@ class RoleHandlers(Protocol):
         """Called when the engine is lost, and with it all open work."""
 
 
-class RoleHost(Protocol):
-    @property
-    def config(self) -> WorkerConfig: ...
+class RoleHost(SupplyHost, Protocol):
     @property
     def facts(self) -> LoadedModel: ...
     @property
     def determinism(self) -> Determinism: ...
-    @property
-    def pool(self) -> BlockPool: ...
-    @property
-    def scheduler(self) -> Scheduler: ...
     @property
     def recorder(self) -> Recorder: ...
     @property
@@ -107,9 +95,3 @@ class RoleHost(Protocol):
     def progress(self) -> StepNotice: ...
     @property
     def feed(self) -> EventPublisher: ...
-    def new_session(self) -> SessionId: ...
-    def suppliers_here(self, sequence: Sequence) -> ListOf[Supplier]:
-        """Returns the suppliers of this worker itself, which are asked before other workers."""
-
-    def constraints_of(self, weights: WeightsRef | None) -> tuple[Constraint, ...]:
-        """Returns the constraints of a sequence with these weights, if any."""

@@ -33,11 +33,7 @@ CLOSE_LOST_S = 5.0
 
 
 class RoleServices(RoleHandlers, PageJobs, abc.ABC):
-    """A role handles events of the work loop, serves pulls, and has rpc services of its own."""
-
-    @abc.abstractmethod
-    def register(self, host: WorkerHost) -> None:
-        """Adds the role's own services to the host's rpc server."""
+    """A role handles events of the work loop and serves pulls."""
 
     @property
     @abc.abstractmethod
@@ -69,7 +65,7 @@ class BaseWorker(abc.ABC):
 
     @abc.abstractmethod
     def mount(self, host: WorkerHost, tasks: asyncio.TaskGroup) -> RoleServices:
-        """Creates the role on this host; `tasks` end with the worker."""
+        """Creates the role on this host, and adds its own rpc services; `tasks` end with the worker."""
 
     async def run(self, incarnation: int | None = None) -> None:
         """Loads the model and serves until `shutdown`; called once per object.
@@ -212,7 +208,6 @@ class BaseWorker(abc.ABC):
         host.rpc.offer("twostroke.v1.Control", waits_for_ready=False)
         for branch in host.branches.each:
             branch.serve(host.rpc, tasks)
-        role.register(host)
         return pages
 
 

@@ -27,7 +27,7 @@ from twostroke.request import PromptLogprobs, SampledToken
 from twostroke.rpc.channel import call_timeout_s
 from twostroke.rpc.entrance import Context
 from twostroke.rpc.v1 import inference_pb2
-from twostroke.tracing.context import HEADER as TRACE_HEADER
+from twostroke.tracing.span import HEADER as TRACE_HEADER
 
 SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 

@@ -128,7 +128,7 @@ async def test_a_peer_that_ends_during_a_fetch_costs_the_client_nothing(
         async with contextlib.aclosing(Puller(info)) as puller:
             await puller.pages(puller.pull(PROMPT[: 6 * BLOCK]), 6)
         computing = source if is_split else target
-        for transport in computing.host.exchange.transports:
+        for transport in computing.host.transports:
             monkeypatch.setattr(transport, "pull", after_the_end_of(peer, end, transport.pull))
         prefix = PeerPrefix(source_at(info), 6)
         got = await router.answer(PROMPT, 5, source=source if is_split else None, peer=prefix)

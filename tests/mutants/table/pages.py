@@ -39,11 +39,11 @@ MUTANTS: Final = (
     Mutant(
         name="digest-of-another-generation",
         claim="a page that was given to another block is announced with its own digest",
-        file="twostroke/worker/services/pages_service.py",
+        file="twostroke/worker/page_ends.py",
         old="if known is None or known[0] != generation",
         new="if known is None",
         test=(
-            "tests/unit/worker/landing/test_digests.py::test_a_page_that_got_a_new_writer_is_announced_with_the_digest_of_its_new_content"
+            "tests/unit/worker/test_page_digests.py::test_a_page_that_got_a_new_writer_is_announced_with_the_digest_of_its_new_content"
         ),
     ),
     Mutant(

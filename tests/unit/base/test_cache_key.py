@@ -95,7 +95,8 @@ def test_each_cache_has_another_key_when_any_source_that_makes_its_content_is_ed
 
 
 @pytest.mark.parametrize(
-    "name", ["worker/landing/landing.py", "worker/tiers/copies/eviction_copies.py", "transfer/copy_threads.py"]
+    "name",
+    ["worker/page_forms/converting_landing.py", "worker/tiers/copies/eviction_copies.py", "transfer/copy_threads.py"],
 )
 def test_pages_have_another_key_when_what_copies_or_converts_them_is_repaired(program: Path, name: str) -> None:
     """A page that was copied too late has other tokens' bytes on the disk, whatever computed it."""

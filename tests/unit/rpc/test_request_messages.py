@@ -19,7 +19,7 @@ from twostroke.rpc.convert import (
     sampling_to_message,
 )
 from twostroke.rpc.v1.worker_pb2 import OpenRequest, Request, Sampling
-from twostroke.tracing.context import TraceContext
+from twostroke.tracing.span import TraceContext
 
 SAMPLING = SamplingParams(
     seed=2**63 + 1,

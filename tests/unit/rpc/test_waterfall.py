@@ -6,8 +6,7 @@ from cluster.commands.looking.trace import merged
 from twostroke.rpc.traces import attributes_of, span_to_message
 from twostroke.rpc.v1 import control_pb2
 from twostroke.rpc.waterfall import lines_of, missing_of
-from twostroke.tracing.context import TraceContext
-from twostroke.tracing.span import Span, SpanEvent, Value
+from twostroke.tracing.span import Span, SpanEvent, TraceContext, Value
 
 BEGIN_S = 1_800_000_000.0
 

@@ -10,9 +10,8 @@ import pytest
 from twostroke.base.errors import ConfigError
 from twostroke.config import TracingConfig
 from twostroke.tracing import otlp
-from twostroke.tracing.context import TraceContext
 from twostroke.tracing.recorder import MOST_KEPT_SPANS, MOST_REQUESTS, MOST_SPANS, Recorder, stream_of
-from twostroke.tracing.span import MOST_CHUNKS, Chunks, Span
+from twostroke.tracing.span import MOST_CHUNKS, Chunks, Span, TraceContext
 
 HEADER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 

@@ -25,8 +25,8 @@ from twostroke.rpc.v1 import worker_pb2
 from twostroke.transfer.base import Identity, PageEndpoint
 from twostroke.transfer.sockets import handshake
 from twostroke.worker.condition import Condition
-from twostroke.worker.landing.digests import PageDigests
 from twostroke.worker.metrics import WorkerMetrics
+from twostroke.worker.page_ends import PageDigests
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.services.pages_service import PagesService, RequestedBlocks
 
@@ -107,8 +107,9 @@ class WorkerEpoch(Bytes):
             metrics=metrics(Role.PREFILL),
             facts=SimpleNamespace(block_size=1, kv_form=KvForm("")),
             memory=self.memory,
-            exchange=SimpleNamespace(digests=PageDigests(self.memory), converted=None, endpoints=[self.endpoint]),
-            branches=SimpleNamespace(below=None),
+            digests=PageDigests(self.memory),
+            endpoints=[self.endpoint],
+            branches=SimpleNamespace(below=None, served=None),
             config=SimpleNamespace(patience=SimpleNamespace(heartbeat_s=0.5)),
         )
         self.service = PagesService(cast(Any, host), self, cast(Any, None))

@@ -120,8 +120,8 @@ def _with_faults(worker: BaseWorker, plan: FaultPlan) -> None:
     mount = worker.mount
 
     def mount_with_faults(host: WorkerHost, tasks: asyncio.TaskGroup) -> RoleServices:
-        host.exchange.transports[:] = [FakeTransport(transport, plan) for transport in host.exchange.transports]
-        for transport in host.exchange.transports:
+        host.transports[:] = [FakeTransport(transport, plan) for transport in host.transports]
+        for transport in host.transports:
             transport._memory = host.memory  # the real ones are open already
         return mount(host, tasks)
 

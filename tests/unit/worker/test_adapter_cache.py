@@ -24,8 +24,7 @@ from twostroke.models.adapters.peft import WEIGHTS_FILE, read_adapter
 from twostroke.request import WeightsRef
 from twostroke.scheduler.sequence import Sequence, building
 from twostroke.worker.adapters import cache as adapter_cache
-from twostroke.worker.adapters.cache import AdapterCache
-from twostroke.worker.adapters.metrics import AdapterMetrics
+from twostroke.worker.adapters.cache import AdapterCache, AdapterMetrics
 
 
 @dataclass

@@ -6,24 +6,39 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
+import grpc.aio
+
 from twostroke.base.errors import ServeError
 from twostroke.config import WorkerConfig
 from twostroke.engine.adapters.slots import AdapterSlots, NoSlots
 from twostroke.engine.backends.built import BuiltEngine
 from twostroke.request import WeightsRef
 from twostroke.rpc.server import RpcServer
-from twostroke.rpc.v1 import adapters_pb2_grpc, control_pb2
+from twostroke.rpc.v1 import adapters_pb2, adapters_pb2_grpc, control_pb2
 from twostroke.scheduler.constraints.adapted import Adapted, with_adapter
 from twostroke.scheduler.sequence import Constraint
-from twostroke.worker.adapters.cache import AdapterCache
-from twostroke.worker.adapters.metrics import AdapterMetrics
-from twostroke.worker.adapters.service import WorkerAdaptersService
+from twostroke.worker.adapters.cache import AdapterCache, AdapterMetrics
 from twostroke.worker.branches import Branch, BranchHost
 from twostroke.worker.engine_state import LoadedBranch
 from twostroke.worker.role_host import RoleHandlers
 
+Context = grpc.aio.ServicerContext[object, object]
+
+
+class WorkerAdaptersService(adapters_pb2_grpc.WorkerAdaptersServicer):
+    def __init__(self, adapters: AdapterCache) -> None:
+        self._adapters = adapters
+
+    async def Keep(  # noqa: N802  # the name in the .proto
+        self, request: adapters_pb2.KeepAdaptersRequest, context: Context
+    ) -> adapters_pb2.KeepAdaptersResponse:
+        self._adapters.keep_only(request.digests)
+        return adapters_pb2.KeepAdaptersResponse()
+
 
 class LoadedSlots(LoadedBranch):
+    """The engine's slots for adapters. The cache of each epoch fills them, and empties them at its end."""
+
     def __init__(self, slots: AdapterSlots) -> None:
         self.slots = slots
 

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
 from twostroke.base.errors import EngineLost, InternalError, ServeError
 from twostroke.config.adapters import AdapterConfig
 from twostroke.engine.adapters.slots import AdapterSlots
@@ -19,7 +21,6 @@ from twostroke.engine.loop import EngineThread
 from twostroke.models.adapters.store import read_kept
 from twostroke.request import WeightsRef
 from twostroke.scheduler.sequence import Sequence
-from twostroke.worker.adapters.metrics import AdapterMetrics
 from twostroke.worker.condition import Condition
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,24 @@ class _Loaded:
     """Number of its latest use: a higher one is later."""
     holders: int = 0
     was_held: bool = False
+
+
+class AdapterMetrics:
+    def __init__(self, role: str, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"twostroke_{name}", text, ("role",), registry=registry).labels(role)
+
+        self.count = Gauge("twostroke_adapters", "Adapters that are loaded.", ("role",), registry=registry).labels(role)
+        self._loads = counter("adapter_loads_total", "Adapters that were loaded.")
+        self._seconds = counter("adapter_load_seconds_total", "Time that loading adapters took.")
+        self.evictions = counter("adapter_evictions_total", "Adapters that made room for others.")
+        self.failures = counter("adapter_load_failures_total", "Adapters that could not be loaded.")
+
+    def loaded(self, seconds: float, count: int) -> None:
+        """Counts a load. `count`: adapters that are loaded now."""
+        self._loads.inc()
+        self._seconds.inc(seconds)
+        self.count.set(count)
 
 
 class AdapterCache:

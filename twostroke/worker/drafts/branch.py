@@ -14,6 +14,7 @@ from twostroke.engine.drafts.build import build_draft
 from twostroke.engine.drafts.engine import DraftEngine
 from twostroke.engine.loop import EngineThread
 from twostroke.kv_cache.groups.page_state import PageState
+from twostroke.observability.telemetry import family_of
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.values import SchedulerLimits
 from twostroke.worker.branches import Branch, BranchHost, SecondModel
@@ -74,9 +75,5 @@ class _Pages(Collector):
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         free = self._drafts.free_pages
-        pages = GaugeMetricFamily(
-            "twostroke_draft_pages", "Pages of the draft model by state.", labels=("role", "state")
-        )
-        for state, count in ((PageState.FREE, free), (PageState.ACTIVE, self._pages - free)):
-            pages.add_metric((self._role, state.value), count)
-        yield pages
+        counts = {PageState.FREE.value: free, PageState.ACTIVE.value: self._pages - free}
+        yield family_of(GaugeMetricFamily, self._role, "draft_pages", "Pages of the draft model by state.", counts)

@@ -6,20 +6,24 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from twostroke.base.errors import Overloaded, PinRefused
 from twostroke.base.fault_points import Point, reach
 from twostroke.base.ids import PinId, RequestId
-from twostroke.kv_cache.pins.pin_table import Pin, PinLimits, PinTable, pin_id_of
+from twostroke.kv_cache.pins.pin_table import Pin, PinHits, PinLimits, PinTable, pin_id_of
+from twostroke.observability.telemetry import family_of
 from twostroke.request import Attempt, CacheHint
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.sequence import Sequence, building
 from twostroke.scheduler.values import AdmittedSequence
 from twostroke.worker.branches import BranchHost
 from twostroke.worker.condition import Condition
-from twostroke.worker.pins.metrics import PinMetrics
 from twostroke.worker.supply.remote import Ordered, Supplies
 from twostroke.worker.supply.supply import SupplyListener
 
@@ -29,6 +33,53 @@ LOOK_S = 5.0
 """Seconds between two looks for blocks that are missing: of a pin that found the queue full, or that were forgotten."""
 RENEWED_SHARE = 0.125
 """A hint that is repeated gets a new end once that is later by this share of its time: most requests change nothing."""
+
+
+REFUSALS = ("pin_cap", "pin_tenant_cap", "max_bytes", "expires_s", "pins")
+"""Caps that refuse a pin."""
+
+
+class PinMetrics:
+    def __init__(self, role: str, registry: CollectorRegistry, table: PinTable) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"twostroke_{name}", text, ("role", *labels), registry=registry)
+
+        self._role = role
+        self._hits = counter("pin_hits_total", "Admissions that found all blocks of a pin.").labels(role)
+        self._saved = counter("pin_saved_seconds_total", "Predicted computing time that pins spared.").labels(role)
+        self.expiries = counter("pin_expiries_total", "Pins whose time was over.").labels(role)
+        self.displaced = counter(
+            "displaced_hints_total", "Cache hints that ended early: a pin took their room."
+        ).labels(role)
+        self._refusals = counter("pin_refusals_total", "Pins that a cap refused.", "reason", "kind")
+        for reason in REFUSALS:
+            for kind in ("pin", "hint"):
+                self._refusals.labels(role, reason, kind)
+        registry.register(_Gauges(role, table))
+
+    def found(self, hits: PinHits) -> None:
+        self._hits.inc(hits.hits)
+        self._saved.inc(hits.saved_s)
+
+    def refused(self, reason: str, *, is_hint: bool) -> None:
+        """Counts a refused pin. `reason`: one of REFUSALS."""
+        self._refusals.labels(self._role, reason, "hint" if is_hint else "pin").inc()
+
+
+class _Gauges(Collector):
+    def __init__(self, role: str, table: PinTable) -> None:
+        self._role = role
+        self._table = table
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        limits, pages = self._table.limits, self._table.pinned_blocks
+        for name, text, value in (
+            ("pins", "Pins and cache hints held.", len(self._table)),
+            ("pinned_pages", "Distinct pages that pins keep, whether or not they are filled.", pages),
+            ("pinned_bytes", "Bytes of those pages.", pages * limits.page_bytes),
+            ("pin_pages_limit", "Pages that pins may keep.", limits.most),
+        ):
+            yield family_of(GaugeMetricFamily, self._role, name, text, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +240,7 @@ class PinKeeper:
             return
         reach(Point.PIN_BUILDING)
         name, session = RequestId(f"pin-{pin.pin_id}"), host.new_session()
-        sequence = building(name, session, pin.tokens, pin.block_hashes, host.constraints_of(pin.weights))
+        sequence = building(name, session, pin.tokens, pin.block_hashes, host.branches.constraints_of(pin.weights))
         if pin.pin_id in self._sources:
             sequence.pulled_blocks = len(pin.block_hashes)
         with contextlib.suppress(Overloaded):  # the next look tries again

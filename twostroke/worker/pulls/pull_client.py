@@ -43,9 +43,9 @@ from twostroke.transfer.base import (
     fence_for_good,
 )
 from twostroke.transfer.registry import better_transports, leading_to
-from twostroke.worker.landing.landing import ConvertingLanding, DirectLanding, Landing
 from twostroke.worker.measured.link_rates import LinkRates
 from twostroke.worker.metrics import WorkerMetrics
+from twostroke.worker.page_ends import DirectLanding, Landing, LandingInOtherForm
 from twostroke.worker.pulls.pull_call import pull_responses
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.supply.pull_spec import OpenPull, PullReport, PullSpec, open_pull
@@ -84,14 +84,6 @@ class _Connection:
     peer: Peer
 
 
-@dataclass(frozen=True, slots=True)
-class _SourceChannel:
-    """The rpc channel to one epoch of a source."""
-
-    epoch: Epoch
-    channel: PeerChannel
-
-
 class PullClient:
     def __init__(
         self,
@@ -100,7 +92,7 @@ class PullClient:
         direct: DirectLanding,
         metrics: WorkerMetrics,
         *,
-        converting: ConvertingLanding | None = None,
+        converting: LandingInOtherForm | None = None,
         us: Membership,
         limits: PullLimits,
         wake: Callable[[], None],
@@ -113,7 +105,8 @@ class PullClient:
         self._us = us
         self._limits = limits
         self._wake = wake
-        self._channels: dict[str, _SourceChannel] = {}
+        self._channels: dict[str, tuple[Epoch, PeerChannel]] = {}
+        """The rpc channel to one epoch of each source."""
         self._sessions: dict[_Session, asyncio.Task[PullReport]] = {}
         self.links = LinkRates()
 
@@ -162,8 +155,8 @@ class PullClient:
             self._stop(session)
 
     async def close(self) -> None:
-        for source in self._channels.values():
-            await source.channel.close()
+        for _, channel in self._channels.values():
+            await channel.close()
 
     def _stop(self, session: _Session) -> None:
         if not session.is_stopped:
@@ -227,7 +220,7 @@ class PullClient:
             raise TransferFailed(f"{worker} did not send what it holds within {within_s:.2f} s") from None
 
     async def _pull(self, session: _Session) -> None:
-        spec = session.spec
+        spec, source, converting = session.spec, WorkerId(session.spec.source.worker_id), self._converting
         channel = await self._channel(spec.source)
         request = worker_pb2.PullRequest(
             request_id=spec.request_id,
@@ -240,7 +233,7 @@ class PullClient:
             cached_only=spec.is_from_peer,
             kv_form=self._validator.kv_form,
             weights=weights_to_message(spec.weights),
-            conversion=self._conversion(WorkerId(spec.source.worker_id)),
+            conversion=None if converting is None else converting.offer(self.links.of(source).bytes_per_s),
             traceparent="" if session.span is None else session.span.context.header,
         )
         if spec.peer is not None:
@@ -260,20 +253,9 @@ class PullClient:
                 ready = (await responses.next()).ready
                 if not session.has_begun and not ready.computed and spec.peer is None:
                     now_s = _now_s()
-                    self.links.answered(WorkerId(spec.source.worker_id), now_s - asked_s, now_s)
+                    self.links.answered(source, now_s - asked_s, now_s)
                 session.has_begun = True
                 await self._take(session, connection, ready)
-
-    def _conversion(self, source: WorkerId) -> worker_pb2.PullerConversion | None:
-        """Returns what pages of the source's own form would cost here; None where they cannot be converted now."""
-        converting, link = self._converting, self.links.of(source)
-        if converting is None or not converting.has_room or not link.bytes_per_s:
-            return None
-        converter = converting.converter
-        converter.keep_measured()
-        return worker_pb2.PullerConversion(
-            page_s=converter.page_s, wait_s=converter.wait_s, bytes_per_s=link.bytes_per_s
-        )
 
     def _landing(self, kv_form: str) -> Landing:
         """Returns where pages of this form arrive. Raises FingerprintMismatch for one that was not asked for."""
@@ -391,16 +373,17 @@ class PullClient:
     async def _channel(self, source: worker_pb2.PageSource) -> PeerChannel:
         """Returns the channel to the given epoch of the source; a later epoch replaces an earlier one."""
         epoch = _epoch_of(source)
-        known = self._channels.get(source.worker_id)
-        if known is not None and known.epoch == epoch:
-            return known.channel
-        if known is not None and epoch.incarnation < known.epoch.incarnation:
+        known_epoch, known = self._channels.get(source.worker_id, (None, None))
+        if known is not None and known_epoch == epoch:
+            return known
+        if known_epoch is not None and epoch.incarnation < known_epoch.incarnation:
             self._metrics.stale_epochs.inc()
-            raise StaleEpoch(f"{source.worker_id} is in epoch {known.epoch}, the request names {epoch}")
-        opened = self._channels[source.worker_id] = _SourceChannel(epoch, PeerChannel(source.address, self._us))
+            raise StaleEpoch(f"{source.worker_id} is in epoch {known_epoch}, the request names {epoch}")
+        opened = PeerChannel(source.address, self._us)
+        self._channels[source.worker_id] = epoch, opened
         if known is not None:
-            await known.channel.close()
-        return opened.channel
+            await known.close()
+        return opened
 
 
 def _part_of(page: worker_pb2.ReadyPage) -> Part:

@@ -24,7 +24,7 @@ LONGEST_S = 60.0
 
 
 class BlockFetcher:
-    """BlockFetcher blocks for one worker; `tasks` end with it."""
+    """Fetches blocks for one worker; `tasks` end with it."""
 
     def __init__(self, host: WorkerHost, tasks: asyncio.TaskGroup) -> None:
         self._host = host

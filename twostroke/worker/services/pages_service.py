@@ -17,20 +17,16 @@ import grpc.aio
 from twostroke.base.errors import FingerprintMismatch, InvalidRequest, TransferFailed
 from twostroke.base.fault_points import Point, reach
 from twostroke.base.ids import BlockHash, PageId, RequestId
-from twostroke.kv_cache.form import KvForm
-from twostroke.kv_cache.memory import Pages
 from twostroke.kv_cache.parts import GroupKind, Part, blocks_of
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import WeightsRef
 from twostroke.rpc.convert import hashes_from_bytes, weights_from_message
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
-from twostroke.tracing.context import TraceContext
-from twostroke.transfer.base import PageEndpoint
+from twostroke.tracing.span import TraceContext
 from twostroke.worker.branches import LowerPages
 from twostroke.worker.host import WorkerHost
-from twostroke.worker.landing.digests import PageDigests
-from twostroke.worker.landing.page_converter import Way, is_for_puller
+from twostroke.worker.page_ends import OwnPages, ServedPages
 from twostroke.worker.services.fetch import BlockFetcher
 
 Message = TypeVar("Message")
@@ -54,7 +50,7 @@ class RequestedBlocks:
     trace: TraceContext | None = None
     """The span of the pull."""
     weights: WeightsRef | None = None
-    """Missing blocks are computed with it."""
+    """Missing blocks are computed with them."""
 
 
 class PageJob(Protocol):
@@ -79,48 +75,6 @@ class PageJobs(Protocol):
     def begin(self, wanted: RequestedBlocks) -> PageJob: ...
 
 
-class ServedPages(Protocol):
-    """The pages of this worker in one form, as pullers read them."""
-
-    form: KvForm
-
-    @property
-    def endpoints(self) -> Sequence[PageEndpoint]:
-        """How to reach them, best first."""
-
-    async def of(self, pages: Sequence[PageId]) -> list[tuple[int, bytes]]:
-        """Returns (generation, digest) of pages that are filled and held until this returns."""
-
-
-class KnownDigests:
-    """Generations and digests of pages; a digest is computed once per generation of a page."""
-
-    def __init__(self, form: KvForm, memory: Pages, digests: PageDigests, endpoints: Sequence[PageEndpoint]) -> None:
-        self.form = form
-        self.endpoints = endpoints
-        self._memory = memory
-        self._digests = digests
-        self._known: dict[PageId, tuple[int, bytes]] = {}
-
-    @property
-    def page_bytes(self) -> int:
-        return self._memory.page_bytes
-
-    async def of(self, pages: Sequence[PageId]) -> list[tuple[int, bytes]]:
-        """Returns (generation, digest) of pages that are filled and held until this returns."""
-        generations = [self._memory.generation(page) for page in pages]
-        found = [self._known.get(page) for page in pages]
-        unknown = [
-            (page, generation)
-            for page, generation, known in zip(pages, generations, found, strict=True)
-            if known is None or known[0] != generation
-        ]
-        digests = await self._digests.of([page for page, _ in unknown])
-        for (page, generation), digest in zip(unknown, digests, strict=True):
-            self._known[page] = (generation, digest)
-        return [self._known[page] for page in pages]
-
-
 class PagesService(worker_pb2_grpc.PagesServicer):
     def __init__(self, host: WorkerHost, jobs: PageJobs, tasks: asyncio.TaskGroup) -> None:
         self._jobs = jobs
@@ -132,8 +86,8 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         self._progress = host.progress
         self._metrics = host.metrics
         self._block_size = host.facts.block_size
-        self._own = KnownDigests(host.facts.kv_form, host.memory, host.exchange.digests, host.exchange.endpoints)
-        self._converted = host.exchange.converted
+        self._own = OwnPages(host.facts.kv_form, host.memory, host.digests, host.endpoints)
+        self._converted = host.branches.served
         self._heartbeat_s = host.config.patience.heartbeat_s
         self.open = 0
         """Pulls being served."""
@@ -187,13 +141,11 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         """Returns the pages in the puller's form, or in the own form where the puller is to convert them."""
         if self._converted is None or request.kv_form in ("", str(self._own.form)):
             return self._own
-        offer = request.conversion
         ready, _ = readable(job, parts)
-        source = self._converted.way(len(parts), ready.values())
-        puller = Way(self._own.page_bytes, offer.page_s, offer.wait_s, len(parts))
-        if is_for_puller(source, puller, len(parts), offer.bytes_per_s):
-            return self._own
-        return self._converted
+        is_for_puller = self._converted.is_for_puller(
+            request.conversion, self._own.page_bytes, len(parts), ready.values()
+        )
+        return self._own if is_for_puller else self._converted
 
     def _checked(self, request: worker_pb2.PullRequest) -> RequestedBlocks:
         hashes = hashes_from_bytes(request.block_hashes)
@@ -298,7 +250,7 @@ def readable(job: PageJob, parts: Sequence[Part]) -> tuple[dict[Part, PageId], T
 
 
 class CachedOnlyJob:
-    """Serves a pull only from the cache: it holds the wanted blocks that were on any tier when the pull began."""
+    """Serves a pull only from the cache: it holds the wanted blocks that were in the pool or below when it began."""
 
     def __init__(
         self,

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from twostroke.kv_cache.windows.shape import WindowShape
 from twostroke.request import SamplingParams
 from twostroke.scheduler.batch import Batch, SampleRow
 from twostroke.scheduler.cost import StepCost, StepTerms
-from twostroke.scheduler.windows.places import with_windows
 from twostroke.worker.branches import StepStarter
 from twostroke.worker.measured.rates import Rates
 
@@ -55,8 +53,8 @@ class CalibrationLimits:
     pages: int
     block_size: int
     runs_decode: bool
-    window: WindowShape | None = None
-    """The slots of the parts that layers with a window keep of blocks, if these lie apart."""
+    placed: Callable[[Batch], Batch] | None = None
+    """Gives a step that belongs to no sequence its places in further page groups. None: there are none."""
 
     @property
     def longest(self) -> int:
@@ -99,8 +97,9 @@ def sweep(limits: CalibrationLimits) -> Iterator[Batch]:
     Each gives up the blocks that the one before it has begun.
     """
     released: tuple[int, ...] = ()
-    for batch in _steps(limits):
-        yield with_windows(replace(batch, released=released), limits.window)
+    for step in _steps(limits):
+        batch = replace(step, released=released)
+        yield batch if limits.placed is None else limits.placed(batch)
         rows = np.repeat(np.arange(batch.sequences), np.diff(batch.query_starts))
         released = tuple(set(batch.block_tables[rows, batch.positions // limits.block_size].tolist()))
 

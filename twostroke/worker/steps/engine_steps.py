@@ -14,11 +14,9 @@ from twostroke.config import Role, WorkerConfig
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.observability.profiler import WORK_LOOP, Profiler
 from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
-from twostroke.scheduler.cost import Queued
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.step_target import USUAL_S, StepTarget
 from twostroke.scheduler.values import SchedulerLimits
-from twostroke.scheduler.windows.places import places_of, with_windows
 from twostroke.worker.branches import Branches
 from twostroke.worker.condition import Condition
 from twostroke.worker.engine_state import EngineState
@@ -63,23 +61,10 @@ class EngineSteps:
     async def prepare(self) -> None:
         """Finds out what a step costs, how many tokens it may have, and what the engine should compute."""
         await self._calibrate()
-        if self._chooses_step_tokens:
+        is_given = self._config.schedule.max_num_batched_tokens is not None
+        if not is_given and _computes_on_cores(self._config, self._engine_state):  # their speed differs by machine
             self.scheduler.step_tokens = step_tokens_within(self.loop.rates.cost, self.scheduler.step_tokens)
         await self.check.learn()
-
-    def compute_s(self, queued: Queued) -> float:
-        """Returns the time of computing prompts here beside the current streams."""
-        now = self.scheduler.load.queued()
-        beside = dataclasses.replace(queued, streams=now.streams, context_tokens=now.context_tokens)
-        return self.loop.drain_s(beside)
-
-    @property
-    def _chooses_step_tokens(self) -> bool:
-        """Whether this worker chooses the tokens of a step itself: no setting gives them, and cores compute, with a
-        speed that differs by machine.
-        """
-        is_given = self._config.schedule.max_num_batched_tokens is not None
-        return not is_given and _computes_on_cores(self._config, self._engine_state)
 
     async def _calibrate(self) -> None:
         """Measures step costs before serving, unless an earlier epoch of this process has."""
@@ -93,7 +78,7 @@ class EngineSteps:
             pages=state.pool.total,
             block_size=state.facts.block_size,
             runs_decode=config.can_sample,
-            window=state.facts.window_shape,
+            placed=state.placed,
         )
         budget = calibration.PACED_BUDGET if config.model.is_paced else calibration.COMPUTED_BUDGET
         started_s = time.monotonic()
@@ -103,7 +88,7 @@ class EngineSteps:
             await calibrate(state.engine, self.loop.rates, step_limits, budget)
             for model in self._second_models:
                 of_model = dataclasses.replace(
-                    step_limits, max_model_len=model.max_model_len, pages=model.pages, window=None
+                    step_limits, max_model_len=model.max_model_len, pages=model.pages, placed=None
                 )
                 await calibrate(model.steps, model.rates, of_model, budget)
                 log.info("%s calibrated %s", model.name, model.rates.cost)
@@ -126,7 +111,7 @@ class ProfiledBuilder:
 def _check_of(config: WorkerConfig, engine_state: EngineState) -> EngineCheck:
     facts, total = engine_state.facts, engine_state.pool.total
     probe = probe_batch(facts.block_size, total, facts.max_model_len, samples=config.can_sample)
-    return EngineCheck(engine_state.engine, with_windows(probe, facts.window_shape), time.monotonic)
+    return EngineCheck(engine_state.engine, engine_state.placed(probe), time.monotonic)
 
 
 def _scheduler_of(
@@ -135,8 +120,7 @@ def _scheduler_of(
     branches: Branches,
 ) -> Scheduler:
     limits = _limits_of(config, engine_state)
-    places = places_of(engine_state.pool)
-    builder = BatchBuilder(limits.block_size, engine_state.pool.total, limits.eos_token_ids, places)
+    builder = BatchBuilder(limits.block_size, engine_state.pool.total, limits.eos_token_ids, engine_state.places)
     profiled = ProfiledBuilder(builder, engine_state.engine.profiler)
     pool, schedule = engine_state.pool, config.schedule
     return Scheduler(pool, schedule, limits, profiled, branches.gate, branches.for_scheduler(limits))
@@ -161,18 +145,10 @@ def _computes_on_cores(config: WorkerConfig, engine_state: EngineState) -> bool:
     return not _is_on_gpu(engine_state) and not config.model.is_paced
 
 
-def _step_target_of(config: WorkerConfig, engine_state: EngineState) -> StepTarget:
-    """Returns the step target. On cores it follows the measured costs, which differ from machine to machine. A device
-    has the usual target.
-    """
-    usual_s = None if _computes_on_cores(config, engine_state) else USUAL_S
-    return StepTarget(config.schedule.step_target_s, config.slo_itl_s, usual_s)
-
-
 def _sharing_of(config: WorkerConfig, engine_state: EngineState, scheduler: Scheduler) -> TimeSharing:
-    target = _step_target_of(config, engine_state)
-    return TimeSharing(scheduler, engine_state.rates, target, _loop_time_s, engine_state.neighbours)
-
-
-def _loop_time_s() -> float:
-    return asyncio.get_running_loop().time()
+    """Makes the sharing of time. On cores the step target follows the measured costs, on a device it is usual."""
+    usual_s = None if _computes_on_cores(config, engine_state) else USUAL_S
+    target = StepTarget(config.schedule.step_target_s, config.slo_itl_s, usual_s)
+    return TimeSharing(
+        scheduler, engine_state.rates, target, lambda: asyncio.get_running_loop().time(), engine_state.neighbours
+    )

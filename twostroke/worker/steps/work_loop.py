@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 
 from twostroke.base.errors import EngineLost
 from twostroke.base.fault_points import Point, reach
@@ -18,7 +18,7 @@ from twostroke.engine.loop import EngineThread
 from twostroke.observability.profiler import WORK_LOOP, Profiler
 from twostroke.scheduler.batch import StepResult
 from twostroke.scheduler.batching import Chunk, Step
-from twostroke.scheduler.cost import Budget, Queued, StepTerms
+from twostroke.scheduler.cost import Budget, Queued, StepTerms, StreamStep
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.values import Emission
 from twostroke.worker.branches import BetweenSteps, Prefetching
@@ -27,7 +27,6 @@ from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.role_host import RoleHandlers
 from twostroke.worker.steps.engine_check import EngineCheck
 from twostroke.worker.steps.sharing import TimeSharing
-from twostroke.worker.steps.stream_steps import StreamSteps
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +34,61 @@ MOST_FAILED_SEQUENCES = 3
 """Sequences of one step that fail by themselves. If more fail and none succeeds, the engine is at fault."""
 MOST_FAILED_PARTS = 32
 """Failed parts of one step, with no success before them, after which the engine is given up."""
+
+
+MEMORY = 1024.0
+"""Steps of a stream that are remembered: some answers, so that no single one decides; older ones fade."""
+MOST_TOKENS = 33
+"""Tokens that a step counts of one stream at most. Some answers get thousands at once: one of them would decide what is
+predicted of a thousand steps of others."""
+
+
+class StreamSteps:
+    def __init__(self) -> None:
+        self._steps = 0.0
+        self._streams = 0.0
+        """Streams of all steps."""
+        self._rows = 0.0
+        self._tokens = 0.0
+        self._between_s = 0.0
+        """Seconds of other work before those steps."""
+        self._since_s = 0.0
+        """Seconds of such work since the last step."""
+        self._had_streams = False
+        """The last step had streams: what is computed before the next one delays them."""
+
+    @property
+    def each(self) -> StreamStep:
+        """What a step does for each of its streams, on average."""
+        if not self._streams:
+            return StreamStep()
+        return StreamStep(self._rows / self._streams, self._tokens / self._streams, self._between_s / self._steps)
+
+    def worked_between(self, seconds: float) -> None:
+        """Notes that other work came before the next step."""
+        if self._had_streams:
+            self._since_s += seconds
+
+    def observe(self, step: Step, emissions: Sequence[Emission]) -> None:
+        """Counts a step and the tokens that it has made known. The first token of an answer is no stream's yet."""
+        chunks = [chunk for chunk in step.chunks if chunk.samples and chunk.start >= chunk.sequence.prompt_tokens]
+        self._had_streams = bool(chunks)
+        if not chunks:
+            return
+        kept = (1.0 - 1.0 / MEMORY) ** len(chunks)
+        self._steps = kept * self._steps + 1.0
+        self._streams = kept * self._streams + len(chunks)
+        self._rows = kept * self._rows + sum([1 + len(chunk.proposed) for chunk in chunks])
+        self._tokens *= kept
+        self._between_s = kept * self._between_s + self._since_s
+        self._since_s = 0.0
+        streams = {chunk.sequence for chunk in chunks}
+        self.became_known(emission for emission in emissions if emission.sequence in streams)
+
+    def became_known(self, emissions: Iterable[Emission]) -> None:
+        """Counts tokens of streams that have become known, some of them later than their step ended."""
+        counts = Counter(emission.sequence for emission in emissions)
+        self._tokens += sum(min(count, MOST_TOKENS) for count in counts.values())
 
 
 class WorkLoop:
@@ -99,7 +153,7 @@ class WorkLoop:
                 emissions = []
                 begun_s = asyncio.get_running_loop().time()
                 await work
-                self.stream_steps.drafted(asyncio.get_running_loop().time() - begun_s)
+                self.stream_steps.worked_between(asyncio.get_running_loop().time() - begun_s)
             with self._profiler.slice(WORK_LOOP, "admit"):
                 self._admit(role, prefetch)
                 late = self._scheduler.take_late()
@@ -170,15 +224,12 @@ class WorkLoop:
             return []
         reach(Point.WORKER_COMPUTED)
         with self._profiler.slice(WORK_LOOP, "update"):
-            return self._account_for(step, result, role)
-
-    def _account_for(self, step: Step, result: StepResult, role: RoleHandlers) -> list[Emission]:
-        terms = StepTerms.of(step.batch)
-        self.rates.observe(terms, result.seconds)
-        prompt_fraction = self.rates.cost.prompt_fraction(terms)
-        self.prefill_busy_s += result.seconds * prompt_fraction
-        self._metrics.stepped(step, result.seconds, prompt_fraction)
-        return self._take_in(step, result, role)
+            terms = StepTerms.of(step.batch)
+            self.rates.observe(terms, result.seconds)
+            prompt_fraction = self.rates.cost.prompt_fraction(terms)
+            self.prefill_busy_s += result.seconds * prompt_fraction
+            self._metrics.stepped(step, result.seconds, prompt_fraction)
+            return self._take_in(step, result, role)
 
     def _take_in(self, step: Step, result: StepResult, role: RoleHandlers) -> list[Emission]:
         self._check.computed(len(step.batch.tokens))
@@ -189,7 +240,7 @@ class WorkLoop:
         return emissions
 
     async def _recover(self, step: Step, error: Exception, role: RoleHandlers) -> None:
-        """Finds the sequences that make a step fail, and gos on with the others, which lose nothing.
+        """Finds the sequences that make a step fail, and goes on with the others, which lose nothing.
 
         Raises EngineLost if the engine is at fault.
         """

@@ -4,9 +4,7 @@ A supplier can write parts of blocks: the host memory or the disk of this worker
 of a sequence stand in an order. Each one takes what it brings sooner than those behind it, and hands on what it does
 not bring after all. The scheduler computes what no supplier takes: it computes every arriving page without a writer.
 
-supplier   the port: what a supplier is asked, and what it may ask of those behind it
-supply     the suppliers of one sequence, and what came of them
+supply     the port: what a supplier is asked; the suppliers of one sequence, and what came of them
 remote     page sources and peers as suppliers: each begins a pull
-expected   what another worker will send, and when
 pull_spec  what is to be pulled, and what came of it
 """

@@ -19,13 +19,12 @@ from twostroke.request import WeightsRef
 from twostroke.rpc.peer import ANSWER_S, PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.scheduler import Scheduler
+from twostroke.scheduler.sequence import Constraint
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.tracing.span import OpenSpan
 from twostroke.worker.measured.link_rates import LinkRates
-from twostroke.worker.supply.expected import ExpectedPages
 from twostroke.worker.supply.pull_spec import PullReport, PullSpec
-from twostroke.worker.supply.supplier import Behind, Supplier
-from twostroke.worker.supply.supply import Supply, SupplyListener
+from twostroke.worker.supply.supply import Behind, ExpectedPages, Supplier, Supply, SupplyListener
 
 
 class PullStarter(Protocol):
@@ -49,6 +48,16 @@ class PageSizes(Protocol):
     def page_bytes(self) -> int: ...
 
 
+class SequenceBranches(Protocol):
+    """The branches of a worker, as far as they give something to a single sequence."""
+
+    def suppliers_of(self, sequence: KnownSequence) -> Sequence[Supplier]:
+        """Returns the suppliers of this worker itself, which are asked before other workers."""
+
+    def constraints_of(self, weights: WeightsRef | None) -> tuple[Constraint, ...]:
+        """Returns the constraints of a sequence with these weights, if any. Raises UnsupportedFeature."""
+
+
 class SupplyHost(Protocol):
     """What suppliers use of the worker that they bring parts to."""
 
@@ -65,8 +74,8 @@ class SupplyHost(Protocol):
     @property
     def pulls(self) -> PullStarter: ...
     def new_session(self) -> SessionId: ...
-    def suppliers_here(self, sequence: KnownSequence) -> Sequence[Supplier]:
-        """Returns the suppliers of this worker itself, which are asked before other workers."""
+    @property
+    def branches(self) -> SequenceBranches: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +91,7 @@ class Ordered:
     deadline_s: float | None = None
     """Deadline of the request in Unix seconds."""
     weights: WeightsRef | None = None
+    """The source computes the blocks with them."""
     trace: OpenSpan | None = None
     """The parent span of pulls."""
     arrived: Callable[[int], None] | None = None
@@ -98,7 +108,7 @@ class Supplies:
     def of(self, sequence: KnownSequence, ordered: Ordered, listener: SupplyListener) -> Supply:
         """Returns a supply that has not begun."""
         host = self._host
-        here, elsewhere = host.suppliers_here(sequence), self._elsewhere(sequence, ordered)
+        here, elsewhere = host.branches.suppliers_of(sequence), self._elsewhere(sequence, ordered)
         return Supply(sequence, host.pool, here, elsewhere, listener, host.scheduler.pull_to)
 
     def _elsewhere(self, sequence: KnownSequence, ordered: Ordered) -> list[Supplier]:

@@ -1,17 +1,118 @@
-"""The supply of one admitted sequence: its suppliers in their order, and what came of them."""
+"""The supply of one admitted sequence: the port of its suppliers, their order, and what came of them."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from twostroke.kv_cache.parts import Part
 from twostroke.kv_cache.pool import BlockPool
+from twostroke.rpc.peer import PeerPrefix
+from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.sequence import Sequence as KnownSequence
-from twostroke.worker.supply.expected import ExpectedPages
+from twostroke.worker.measured.link_rates import Link
 from twostroke.worker.supply.pull_spec import PullReport
-from twostroke.worker.supply.supplier import Supplier
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedPages:
+    """The pages that another worker will send of a prompt's first blocks, and when, in seconds from now."""
+
+    blocks: int
+    cached_blocks: int
+    """The first ones, which it does not compute."""
+    fetch_s: float
+    """Time until it has those."""
+    wait_s: float
+    """Time until it begins to compute the others."""
+    compute_s: float
+    """Time of computing them."""
+    latency_s: float
+    page_s: float
+    """Time of carrying one page, as measured on the link from there."""
+
+    @classmethod
+    def of_source(
+        cls, forecast: worker_pb2.SourceForecast, blocks: int, link: Link, page_bytes: int
+    ) -> ExpectedPages | None:
+        """Returns what a page source will send; None while nothing was measured on the link."""
+        if not link.bytes_per_s:
+            return None
+        return cls(
+            blocks, forecast.cached_blocks, forecast.fetch_s, forecast.wait_s, forecast.compute_s,
+            link.latency_s, page_bytes / link.bytes_per_s,
+        )  # fmt: skip
+
+    @classmethod
+    def of_peer(cls, peer: PeerPrefix, link: Link, page_bytes: int) -> ExpectedPages | None:
+        """Returns what a peer will send from its cache; None while nothing was measured on the link."""
+        if not link.bytes_per_s:
+            return None
+        page_s = page_bytes / link.bytes_per_s
+        return cls(peer.blocks, peer.blocks, peer.load_s, 0.0, 0.0, link.latency_s, page_s)
+
+    def arrival_s(self, blocks: Sequence[int]) -> float:
+        """Returns when the last of these blocks, in ascending order, will be here; infinity if they are not
+        expected."""
+        last = blocks[-1]
+        if last >= self.blocks:
+            return math.inf
+        carried_s = self.fetch_s + len(blocks) * self.page_s
+        if last < self.cached_blocks:
+            return self.latency_s + carried_s
+        computed = (last + 1 - self.cached_blocks) / (self.blocks - self.cached_blocks)
+        computed_s = self.wait_s + computed * self.compute_s + self.page_s
+        return self.latency_s + max(carried_s, computed_s)
+
+    def batches(self, blocks: Sequence[int]) -> list[list[int]]:
+        """Divides blocks by how they come: those that the other worker has, and those that it will compute."""
+        cached = self.cached_blocks
+        batches = [[block for block in blocks if block < cached], [block for block in blocks if block >= cached]]
+        return [batch for batch in batches if batch]
+
+
+class Behind(Protocol):
+    """The suppliers behind one, as that one sees them."""
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether the next one has said when it will bring its pages."""
+
+    def arrival_s(self, blocks: Sequence[int]) -> float:
+        """Returns in how many seconds the next one will have brought these blocks, in ascending order.
+
+        Infinity where it does not bring them, or where that is not known.
+        """
+
+    def batches(self, blocks: Sequence[int]) -> list[list[int]]:
+        """Divides blocks by how the next one has them: those that it holds, and those that it will compute."""
+
+    def take_over(self, parts: Sequence[Part]) -> None:
+        """Hands on parts that the supplier does not bring after all, as far as nobody else writes them by now."""
+
+    def pulling(self, pull: asyncio.Future[PullReport]) -> None:
+        """Notes that a pull has begun, which the sequence waits for."""
+
+
+class Supplier(Protocol):
+    """Whoever can write missing parts of one sequence."""
+
+    @property
+    def depth(self) -> int:
+        """Leading blocks of the sequence of which it may bring parts."""
+
+    @property
+    def expected(self) -> ExpectedPages | None:
+        """Returns what it is expected to send; None where that is not known."""
+
+    def begin(self, parts: Sequence[Part], behind: Behind) -> list[Part]:
+        """Begins to bring parts that have no writer, as far as it brings them sooner than those behind it.
+
+        Returns the others. It is the writer of what it brings.
+        """
 
 
 class SupplyListener:

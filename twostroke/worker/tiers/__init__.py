@@ -4,7 +4,6 @@ branch       what the tiers give a worker
 opening      memory is claimed, the folder on disk is locked and read
 group_tiers  the tiers of all page groups
 page_tiers   the tiers of one page group, as loads see them
-changes      what changes on tiers, for event log and metrics
 host_tier    pages in host memory
 disk_tier    pages on disk
 disk_writer  writes pages to disk on a thread of its own
@@ -13,5 +12,5 @@ loads        pages that come back: the tiers as suppliers of blocks
 reader       reads pages on a thread, and checks every one
 price        whether loading beats computing
 adoption     takes in what dead workers left
-metrics      what each tier did
+metrics      what each tier did, and what changes on it for the event log
 """

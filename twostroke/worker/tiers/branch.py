@@ -5,72 +5,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from twostroke.base.ids import BlockHash, PageId
+from twostroke.base.ids import BlockHash
 from twostroke.config import WorkerConfig
 from twostroke.engine.backends.built import BuiltEngine
-from twostroke.engine.loop import EngineThread
-from twostroke.kv_cache.events import EventLog
-from twostroke.kv_cache.parts import GroupKind
 from twostroke.rpc.v1 import control_pb2
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.worker.branches import Branch, BranchHost
 from twostroke.worker.engine_state import LoadedBranch
 from twostroke.worker.role_host import RoleHandlers
-from twostroke.worker.supply.supplier import Supplier
+from twostroke.worker.supply.supply import Supplier
 from twostroke.worker.tiers.copies.eviction_copies import EvictionCopies
 from twostroke.worker.tiers.group_tiers import GroupTiers
 from twostroke.worker.tiers.loads.prefetch import Prefetch
 from twostroke.worker.tiers.loads.tier_loads import TierLoads
 from twostroke.worker.tiers.metrics import TierMetrics, tier_rates
 from twostroke.worker.tiers.opening import open_tiers
-from twostroke.worker.tiers.page_tiers import PageTiers
-
-
-class _Listener:
-    """Passes changes of the blocks of one group to its tiers."""
-
-    def __init__(self, own: PageTiers, tiers: GroupTiers) -> None:
-        self.stored = own.offload.saw
-        self.evicting = own.offload.evicting
-        self._tiers = tiers
-
-    def removed(self, name: BlockHash) -> None:
-        """Does nothing: what left the pool may lie on a tier."""
-
-    def forgotten(self, name: BlockHash) -> None:
-        for tiers in self._tiers.groups:
-            tiers.forgotten(name)
-
-    def new_writer(self, page: PageId) -> None:
-        """Does nothing: tiers have pages of their own."""
-
-
-class LoadedTiers(LoadedBranch):
-    def __init__(self, tiers: GroupTiers) -> None:
-        self.tiers = tiers
-
-    def listener(self, group: GroupKind) -> _Listener:
-        return _Listener(self.tiers.groups[group], self.tiers)
-
-    def begin_epoch(self, log: EventLog) -> None:
-        self.tiers.begin_epoch(log)
-
-    async def close(self, engine: EngineThread | None) -> None:
-        await self.tiers.close()
 
 
 class Tiers(Branch):
     @staticmethod
-    def load(config: WorkerConfig, built: BuiltEngine) -> LoadedTiers | None:
+    def load(config: WorkerConfig, built: BuiltEngine) -> GroupTiers | None:
         """Opens the tiers. None where the settings give none any room."""
         cache = config.cache
         if not cache.host_cache_bytes and not cache.disk_cache_bytes:
             return None
-        return LoadedTiers(open_tiers(config, built.model, built.memory))
+        return open_tiers(config, built.model, built.memory)
 
     @classmethod
     def mount(cls, host: BranchHost, loaded: LoadedBranch | None) -> Tiers | None:
-        return cls(host, loaded.tiers) if isinstance(loaded, LoadedTiers) else None
+        return cls(host, loaded) if isinstance(loaded, GroupTiers) else None
 
     def __init__(self, host: BranchHost, tiers: GroupTiers) -> None:
         super().__init__(host)

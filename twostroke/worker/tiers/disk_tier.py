@@ -30,10 +30,9 @@ from twostroke.kv_cache.tiers.record import RecordFormat
 from twostroke.kv_cache.tiers.sightings import Sightings
 from twostroke.transfer.base import digest
 from twostroke.worker.measured.page_time import PageTime
-from twostroke.worker.tiers.changes import TierChanges
 from twostroke.worker.tiers.copies.copy_target import CopyTarget
 from twostroke.worker.tiers.disk_writer import DiskWriter, PageWrite
-from twostroke.worker.tiers.metrics import TierUse
+from twostroke.worker.tiers.metrics import TierChanges, TierUse
 from twostroke.worker.tiers.reader import DamagedPage, MissingPage, PageRead, TierReaders
 
 log = logging.getLogger(__name__)

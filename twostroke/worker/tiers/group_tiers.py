@@ -6,26 +6,28 @@ Each group has host memory and a folder on disk of its own, and a share of what 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 
+from twostroke.base.ids import BlockHash, PageId
+from twostroke.engine.loop import EngineThread
 from twostroke.kv_cache.events import EventLog
+from twostroke.kv_cache.groups.group_pool import PoolListener
 from twostroke.kv_cache.parts import GroupKind
 from twostroke.kv_cache.tier import Tier
+from twostroke.worker.engine_state import LoadedBranch
 from twostroke.worker.tiers.adoption import adopt_left
 from twostroke.worker.tiers.metrics import TierMetrics, TierUse
 from twostroke.worker.tiers.page_tiers import PageTiers
 
 
-@dataclass(frozen=True, slots=True)
-class GroupTiers:
-    groups: tuple[PageTiers, ...]
-    """Tiers of each group, in the order of `parts.GroupKind`."""
+class GroupTiers(LoadedBranch):
+    def __init__(self, groups: Sequence[PageTiers]) -> None:
+        """`groups` are the tiers of each group, in the order of `parts.GroupKind`."""
+        self.groups = tuple(groups)
+        self.full = self.groups[GroupKind.FULL]
 
-    @property
-    def full(self) -> PageTiers:
-        """The tiers of the first group."""
-        return self.groups[GroupKind.FULL]
+    def listener(self, group: GroupKind) -> PoolListener:
+        return _Listener(self.groups[group], self)
 
     def begin_epoch(self, log: EventLog) -> None:
         """Announces what the tiers hold in a new epoch's log."""
@@ -60,5 +62,24 @@ class GroupTiers:
         """Waits a little for writes under way."""
         await asyncio.gather(*(tiers.wait_idle() for tiers in self.groups))
 
-    async def close(self) -> None:
+    async def close(self, engine: EngineThread | None) -> None:
         await asyncio.gather(*(tiers.close() for tiers in self.groups))
+
+
+class _Listener:
+    """Passes changes of the blocks of one group to its tiers."""
+
+    def __init__(self, own: PageTiers, tiers: GroupTiers) -> None:
+        self.stored = own.offload.saw
+        self.evicting = own.offload.evicting
+        self._tiers = tiers
+
+    def removed(self, name: BlockHash) -> None:
+        """Does nothing: what left the pool may lie on a tier."""
+
+    def forgotten(self, name: BlockHash) -> None:
+        for tiers in self._tiers.groups:
+            tiers.forgotten(name)
+
+    def new_writer(self, page: PageId) -> None:
+        """Does nothing: tiers have pages of their own."""

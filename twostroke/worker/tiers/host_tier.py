@@ -13,11 +13,10 @@ from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.tiers.host_store import HostEntry, HostStore
 from twostroke.transfer.base import digest
 from twostroke.worker.measured.page_time import PageTime
-from twostroke.worker.tiers.changes import TierChanges
 from twostroke.worker.tiers.copies.copy_target import CopyTarget
 from twostroke.worker.tiers.disk_tier import DiskTier
 from twostroke.worker.tiers.disk_writer import PageWrite
-from twostroke.worker.tiers.metrics import TierUse
+from twostroke.worker.tiers.metrics import TierChanges, TierUse
 from twostroke.worker.tiers.reader import DamagedPage, PageRead, TierReaders
 
 log = logging.getLogger(__name__)

@@ -25,10 +25,10 @@ from twostroke.kv_cache.tiers.trust import check_root
 from twostroke.models.catalog.places import cache_dir
 from twostroke.transfer.copy_threads import CopyThreads
 from twostroke.worker.measured.page_time import PageTime
-from twostroke.worker.tiers.changes import TierChanges
 from twostroke.worker.tiers.disk_tier import DiskTier, OpenedDisk
 from twostroke.worker.tiers.group_tiers import GroupTiers
 from twostroke.worker.tiers.host_tier import HostTier
+from twostroke.worker.tiers.metrics import TierChanges
 from twostroke.worker.tiers.page_tiers import PageTiers
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def open_tiers(config: WorkerConfig, facts: LoadedModel, pool_memory: Pages) -> 
         for tiers in opened:
             tiers.close_now()
         raise
-    return GroupTiers(tuple(opened))
+    return GroupTiers(opened)
 
 
 def _open_group(group: GroupKind, config: WorkerConfig, facts: LoadedModel, pool_memory: Pages) -> PageTiers:

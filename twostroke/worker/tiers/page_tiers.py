@@ -16,11 +16,10 @@ from twostroke.kv_cache.memory import Pages
 from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.tiers.folders import ScannedSegment, SegmentFolder
 from twostroke.transfer.copy_threads import off_loop
-from twostroke.worker.tiers.changes import TierChanges
 from twostroke.worker.tiers.copies.offload import LowerTier, Offload
 from twostroke.worker.tiers.disk_tier import DiskTier
 from twostroke.worker.tiers.host_tier import HostTier
-from twostroke.worker.tiers.metrics import TierMetrics, TierUse
+from twostroke.worker.tiers.metrics import TierChanges, TierMetrics, TierUse
 from twostroke.worker.tiers.reader import PageRead, TierReaders
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from router.console.explanation import choice_of, parts_of, remarks_on, spans_of
 from twostroke.rpc.traces import span_to_message
 from twostroke.rpc.v1 import control_pb2
-from twostroke.tracing.context import TraceContext
-from twostroke.tracing.span import Span, SpanEvent, Value
+from twostroke.tracing.span import Span, SpanEvent, TraceContext, Value
 
 BEGIN_S = 1_800_000_000.0
 PRICE = {"price.wait_s": 0.5, "price.prefill_s": 0.2}

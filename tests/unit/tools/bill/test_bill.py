@@ -360,7 +360,7 @@ def test_conversions_are_timed_with_the_centers_that_keys_of_the_model_have(
         timed.append(conversion)
         return 1.0
 
-    monkeypatch.setattr("twostroke.worker.landing.page_converter.time_of_a_conversion", note)
+    monkeypatch.setattr("twostroke.worker.page_forms.page_converter.time_of_a_conversion", note)
     config = LlamaConfig(**{**TINY.to_dict(), "attention_bias": attention_bias})
     model = save_tiny(tmp_path / "tiny", config)
     machine = MachineFlags(measure=True, disk_cache_dir=str(tmp_path), bandwidth=10.0)

@@ -33,6 +33,7 @@ from twostroke.kv_cache.pins.pin_table import Pin, pin_id_of
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.pins import pin_to_message
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, pins_pb2, pins_pb2_grpc, worker_pb2
+from twostroke.worker.pins.branch import Pins
 
 BLOCKS = 8
 SYSTEM = prompt_of(BLOCKS * BLOCK)
@@ -418,6 +419,7 @@ async def test_a_new_epoch_of_a_worker_has_its_blocks_and_not_its_pins() -> None
         await pins.ready()
         await eventually(lambda: worker.host.pool.count(PageState.PINNED) == BLOCKS)
         log = worker.host.engine_state.begin_epoch(Epoch.begin(2))
+        Pins(worker.host)
         assert worker.host.pool.count(PageState.CACHED) == BLOCKS
         assert log.sequence == 1
         assert set(log.snapshot().stored) == set(block_hashes_of(SYSTEM, BLOCK))

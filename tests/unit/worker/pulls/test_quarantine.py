@@ -17,7 +17,7 @@ PROMPT = prompt_of(BLOCKS * BLOCK + 8)
 
 def held_fence(running: Running, monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
     """Set when a fence has begun, and to be set so that it may stand."""
-    transport = running.host.exchange.transports[0]
+    transport = running.host.transports[0]
     fencing, may_fence = asyncio.Event(), asyncio.Event()
     fence = transport.fence
 

@@ -27,11 +27,11 @@ from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.transfer.base import Identity, PageTransport
 from twostroke.transfer.registry import open_transports
 from twostroke.worker.condition import Condition
-from twostroke.worker.landing.converted_pages import ConvertedPages
-from twostroke.worker.landing.digests import PageDigests
-from twostroke.worker.landing.landing import ConvertingLanding, DirectLanding
-from twostroke.worker.landing.page_converter import convert
 from twostroke.worker.measured.page_time import PageTime
+from twostroke.worker.page_ends import DirectLanding, PageDigests
+from twostroke.worker.page_forms.converted_pages import ConvertedPages
+from twostroke.worker.page_forms.converting_landing import ConvertingLanding
+from twostroke.worker.page_forms.page_converter import convert
 from twostroke.worker.pulls.pull_client import PullClient, PullLimits
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.services.pages_service import PagesService
@@ -159,15 +159,16 @@ async def two_forms(
     converted = ConvertedPages(source, conversion, transports())
     await converted.open(Identity(SOURCE, Epoch(1, 1), reader.fingerprint, TOKEN))
     landing = ConvertingLanding(target, conversion, [FakeTransport(each, plan) for each in transports()])
-    landing.open(Identity(TARGET, Epoch(1, 2), identity.fingerprint, TOKEN))
+    await landing.open(Identity(TARGET, Epoch(1, 2), identity.fingerprint, TOKEN))
     progress = Condition()
     digests = [PageDigests(source), PageDigests(target)]
     view: Any = SimpleNamespace(
-        pool=source_pool, loop=SimpleNamespace(wake=progress.notify), branches=SimpleNamespace(below=None),
+        pool=source_pool, loop=SimpleNamespace(wake=progress.notify),
+        branches=SimpleNamespace(below=None, served=converted),
         memory=source, progress=progress,
         validator=RequestValidator(SOURCE, Epoch(1, 1), "f", metrics(Role.PREFILL), kv_form=source_form),
         metrics=metrics(Role.PREFILL), facts=SimpleNamespace(block_size=1, kv_form=conversion.source),
-        exchange=SimpleNamespace(digests=digests[0], converted=converted, endpoints=endpoints),
+        digests=digests[0], endpoints=endpoints,
         config=SimpleNamespace(patience=SimpleNamespace(heartbeat_s=0.5)),
     )  # fmt: skip
     unused: Any = None

@@ -177,7 +177,7 @@ async def test_a_device_that_hangs_does_not_keep_the_process_from_ending(monkeyp
     async with asyncio.timeout(60):
         with losing_its_engine("the device is gone"):
             async with decode(model=paced(step_ms=5)) as worker, router_to(worker) as router:
-                monkeypatch.setattr(worker.host.exchange.digests, "close", asyncio.Event().wait)
+                monkeypatch.setattr(worker.host.digests, "close", asyncio.Event().wait)
                 with_fault(worker, lambda batch: EngineLost("the device is gone"))
                 await ends(worker, await opened(router, [1]))
 

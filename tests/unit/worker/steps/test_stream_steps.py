@@ -11,7 +11,7 @@ from twostroke.scheduler.batching import Chunk, Step
 from twostroke.scheduler.cost import StreamStep
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import Emission
-from twostroke.worker.steps.stream_steps import MEMORY, MOST_TOKENS, StreamSteps
+from twostroke.worker.steps.work_loop import MEMORY, MOST_TOKENS, StreamSteps
 
 NO_BATCH: Batch = None  # type: ignore[assignment]  # nobody reads it here
 PROMPT = [1, 2, 3, 4]
@@ -65,13 +65,13 @@ def test_what_steps_did_long_ago_counts_no_more() -> None:
 
 def test_a_draft_model_delays_steps_only_where_streams_wait_for_it() -> None:
     steps = StreamSteps()
-    steps.drafted(5.0)
+    steps.worked_between(5.0)
     for _ in range(20):
         observe(steps, (1, 1), (1, 1))
-        steps.drafted(0.01)
+        steps.worked_between(0.01)
     assert steps.each.before_s == pytest.approx(0.01, rel=0.06)
     idle = StreamSteps()
-    idle.drafted(5.0)
+    idle.worked_between(5.0)
     observe(idle, (1, 1))
     assert idle.each.before_s == 0.0
 

@@ -14,10 +14,8 @@ from twostroke.kv_cache.parts import Part, parts_of
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.scheduler.sequence import building
-from twostroke.worker.supply.expected import ExpectedPages
 from twostroke.worker.supply.pull_spec import PullReport
-from twostroke.worker.supply.supplier import Behind
-from twostroke.worker.supply.supply import Supply, SupplyListener
+from twostroke.worker.supply.supply import Behind, ExpectedPages, Supply, SupplyListener
 
 BLOCKS = 6
 HASHES = [BlockHash(bytes([number]) * 16) for number in range(1, BLOCKS + 1)]

@@ -193,7 +193,7 @@ async def test_a_waiting_request_costs_a_look_at_its_own_blocks_however_many_oth
         def calls_for_a(*before: KnownSequence) -> int:
             host, lower = worker.host, worker.lower
             prefetch = Prefetch(
-                lower.tiers.full, host.pool, lower.loads, BLOCK, compute_s=host.steps.compute_s, wake=host.loop.wake
+                lower.tiers.full, host.pool, lower.loads, BLOCK, compute_s=host.compute_s, wake=host.loop.wake
             )
             prefetch.begin_admission(before)
             held = prefetch.held

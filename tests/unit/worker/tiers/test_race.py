@@ -32,7 +32,7 @@ from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1.worker_pb2 import PageSource, SourceForecast
 from twostroke.worker.measured.link_rates import Link
 from twostroke.worker.measured.page_time import PageTime
-from twostroke.worker.supply.expected import ExpectedPages
+from twostroke.worker.supply.supply import ExpectedPages
 
 HAS_ALL = SourceForecast(cached_blocks=BLOCKS)
 COMPUTES_LONG = SourceForecast(wait_s=100.0, compute_s=100.0)

@@ -49,7 +49,7 @@ from twostroke.tracing.recorder import Recorder
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.services.pages_service import CachedOnlyJob, PageJob, RequestedBlocks
 from twostroke.worker.steps.sharing import TimeSharing
-from twostroke.worker.supply.supplier import Supplier
+from twostroke.worker.supply.supply import Supplier
 from twostroke.worker.tiers.loads.prefetch import Prefetch
 from twostroke.worker.tiers.metrics import tier_rates
 
@@ -205,6 +205,10 @@ class SimulatedHost:
     def progress(self) -> SimulatedHost:
         return self
 
+    @property
+    def branches(self) -> SimulatedHost:
+        return self
+
     def new_session(self) -> SessionId:
         return SessionId(next(self._sessions))
 
@@ -240,7 +244,7 @@ class SimulatedHost:
         beside = dataclasses.replace(queued, streams=now.streams, context_tokens=now.context_tokens)
         return self.loop.budget.drain_s(beside, self.scheduler.step_tokens)
 
-    def suppliers_here(self, sequence: KnownSequence) -> Sequence[Supplier]:
+    def suppliers_of(self, sequence: KnownSequence) -> Sequence[Supplier]:
         return () if self.loads is None else (self.loads.for_sequences.supplier_of(sequence),)
 
     def serve(self, wanted: RequestedBlocks, *, is_from_cache: bool) -> PageJob:

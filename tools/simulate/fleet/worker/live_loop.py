@@ -20,8 +20,7 @@ from twostroke.scheduler.values import AdmittedSequence, Emission
 from twostroke.worker.measured.rates import Rates
 from twostroke.worker.role_host import RoleHandlers
 from twostroke.worker.steps.sharing import TimeSharing
-from twostroke.worker.steps.stream_steps import StreamSteps
-from twostroke.worker.steps.work_loop import WorkLoop
+from twostroke.worker.steps.work_loop import StreamSteps, WorkLoop
 
 
 class Device(Protocol):

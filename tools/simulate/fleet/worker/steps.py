@@ -24,7 +24,7 @@ from twostroke.scheduler.cost import Budget, StepCost, StepTerms
 from twostroke.scheduler.values import AdmittedSequence, Emission
 from twostroke.worker.branches import Prefetching
 from twostroke.worker.role_host import Loop, RoleHandlers
-from twostroke.worker.steps.stream_steps import StreamSteps
+from twostroke.worker.steps.work_loop import StreamSteps
 
 TOKEN = 0
 """Whatever is sampled: it is not looked at."""

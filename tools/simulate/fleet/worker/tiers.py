@@ -28,13 +28,12 @@ from twostroke.kv_cache.tiers.disk_store import DiskStore, ReclaimedRecord, Reco
 from twostroke.kv_cache.tiers.files import SegmentFiles
 from twostroke.kv_cache.tiers.record import RecordFormat
 from twostroke.worker.measured.page_time import PageTime, ReadTimes
-from twostroke.worker.tiers.changes import TierChanges
 from twostroke.worker.tiers.disk_tier import DiskParts, DiskTier, staged_pages
 from twostroke.worker.tiers.disk_writer import PageWrite
 from twostroke.worker.tiers.host_tier import HostTier
 from twostroke.worker.tiers.loads.prefetch import Prefetch
 from twostroke.worker.tiers.loads.tier_loads import TierLoads
-from twostroke.worker.tiers.metrics import TierMetrics
+from twostroke.worker.tiers.metrics import TierChanges, TierMetrics
 from twostroke.worker.tiers.page_tiers import PageTiers
 from twostroke.worker.tiers.reader import THREADS, BusyThreads, MissingPage, PageRead, ReadJob, TierReaders
 

@@ -16,11 +16,11 @@ from twostroke.kv_cache.memory import PageAccess, Pages
 from twostroke.kv_cache.tier import Tier
 from twostroke.transfer.base import digest
 from twostroke.transfer.copy_threads import CopyThreads
-from twostroke.worker.tiers.changes import TierChanges
 from twostroke.worker.tiers.copies.copy_target import CopyTarget
 from twostroke.worker.tiers.copies.turn_copies import TURN_BYTES, TurnCopies
 from twostroke.worker.tiers.disk_tier import DiskTier
 from twostroke.worker.tiers.host_tier import HostTier
+from twostroke.worker.tiers.metrics import TierChanges
 
 LowerTier: TypeAlias = HostTier | DiskTier
 

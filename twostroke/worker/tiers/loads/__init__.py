@@ -7,5 +7,4 @@ running         loads under way
 prices          what a load costs, and what it is compared with
 depth           how deep loads reach where there are several page groups
 prefetch        brings blocks of waiting requests closer
-slow_disk       finds out whether a slow disk is fast again
 """

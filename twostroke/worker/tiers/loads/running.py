@@ -20,7 +20,7 @@ from twostroke.base.ids import BlockHash, PageId, SessionId
 from twostroke.kv_cache.parts import GroupKind, Part
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.tier import Tier
-from twostroke.worker.supply.supplier import Behind
+from twostroke.worker.supply.supply import Behind
 from twostroke.worker.tiers.loads.prices import LoadPrices
 from twostroke.worker.tiers.page_tiers import PageTiers
 from twostroke.worker.tiers.price import Price, is_late

@@ -17,8 +17,7 @@ from twostroke.kv_cache.parts import GroupKind, Part, blocks_of, parts_of
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.tier import Tier
 from twostroke.scheduler.sequence import Sequence as KnownSequence
-from twostroke.worker.supply.expected import ExpectedPages
-from twostroke.worker.supply.supplier import Behind, Supplier
+from twostroke.worker.supply.supply import Behind, ExpectedPages, Supplier
 from twostroke.worker.tiers.loads.depth import LOWER_TIERS, LoadDepth
 from twostroke.worker.tiers.loads.prices import LoadPrices
 from twostroke.worker.tiers.loads.running import RunningLoads, reads_from

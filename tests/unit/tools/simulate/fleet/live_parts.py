@@ -25,8 +25,8 @@ from twostroke.scheduler.cost import Budget, StepTerms
 from twostroke.scheduler.step_target import StepTarget
 from twostroke.transfer.base import PageEndpoint, ReadOutcome, TransferResult
 from twostroke.worker.condition import Condition
-from twostroke.worker.landing.landing import DirectLanding
 from twostroke.worker.measured.rates import Rates
+from twostroke.worker.page_ends import DirectLanding
 from twostroke.worker.pulls.pull_client import PullClient, PullLimits
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.services.pages_service import PagesService
@@ -158,9 +158,9 @@ class LivePulls:
                 pool=host.pool, loop=host.loop, validator=self._validator, progress=self._progress,
                 metrics=host.metrics,
                 facts=host.facts, config=host.config,
-                exchange=SimpleNamespace(digests=Digests(), converted=None, endpoints=[endpoint]),
+                digests=Digests(), endpoints=[endpoint],
                 memory=SimpleNamespace(generation=lambda page: 0),
-                branches=SimpleNamespace(below=host.loads and host.loads.for_others),
+                branches=SimpleNamespace(below=host.loads and host.loads.for_others, served=None),
             )  # fmt: skip
             unused: Any = None
             self._service = PagesService(view, host.actions, unused)

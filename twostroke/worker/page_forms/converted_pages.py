@@ -18,8 +18,9 @@ from twostroke.base.ids import PageId
 from twostroke.kv_cache.form import Conversion
 from twostroke.kv_cache.layout import PageRegion
 from twostroke.kv_cache.memory import PageAccess, PageMemory, Pages
+from twostroke.rpc.v1 import worker_pb2
 from twostroke.transfer.base import Identity, PageEndpoint, PageTransport, digest
-from twostroke.worker.landing.page_converter import PageConverter, Way, convert
+from twostroke.worker.page_forms.page_converter import PageConverter, Way, convert, is_for_puller
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,6 @@ class ConvertedPages:
         )
         return here, sent
 
-    @property
-    def served(self) -> int:
-        """Pages announced to pulls so far. A page counts once for each announcement."""
-        return self._served.total()
-
     async def open(self, identity: Identity) -> None:
         """Lets workers read the converted pages that show their identity, which is `identity`'s fingerprint."""
         for transport in self.transports:
@@ -74,6 +70,13 @@ class ConvertedPages:
         converter = self.converter
         converter.keep_measured()
         return Way(self._memory.page_bytes, converter.page_s, converter.wait_s, wanted - known)
+
+    def is_for_puller(
+        self, offer: worker_pb2.PullerConversion, own_bytes: int, wanted: int, ready: Iterable[PageId]
+    ) -> bool:
+        """Tells whether the puller is rather to convert pages of `own_bytes` each, as it offers."""
+        puller = Way(own_bytes, offer.page_s, offer.wait_s, wanted)
+        return is_for_puller(self.way(wanted, ready), puller, wanted, offer.bytes_per_s)
 
     async def of(self, pages: Sequence[PageId]) -> list[tuple[int, bytes]]:
         """Returns (generation, digest) of the converted pages; the originals are filled and held until this returns.

@@ -1,4 +1,4 @@
-"""A landing is where the bytes of a pull arrive: in the pages that were claimed, or beside them to be converted.
+"""Pages of another form arrive beside the pages that were claimed, and are converted into them.
 
 A puller that converts reads the source's own pages into a few buffers. A pull takes one for each batch of pages. It
 holds the buffer from before the copy until the pages are converted. While all buffers are taken, other pulls wait, and
@@ -12,9 +12,6 @@ import contextlib
 import functools
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -22,60 +19,15 @@ from twostroke.base.ids import PageId
 from twostroke.kv_cache.form import Conversion, page_form
 from twostroke.kv_cache.layout import PageRegion
 from twostroke.kv_cache.memory import PageAccess, PageMemory, Pages
+from twostroke.rpc.v1 import worker_pb2
 from twostroke.transfer.base import Identity, PageTransport, digest, until_done
-from twostroke.worker.landing.digests import PageDigests
-from twostroke.worker.landing.page_converter import PageConverter, convert
+from twostroke.worker.page_ends import Landed
+from twostroke.worker.page_forms.page_converter import PageConverter, convert
 
 BUFFERS = 4
 """Batches of pages that are copied or converted at once."""
 BUFFER_BYTES = 4 << 20
 """Bytes of a batch, unless one page is larger."""
-
-
-@dataclass(frozen=True, slots=True)
-class Landed:
-    digests: list[bytes]
-    """Digests of the bytes that were copied."""
-    converted: int = 0
-    """Pages that were converted."""
-    converted_s: float = 0.0
-    """Time of converting them, their wait for the thread included."""
-
-
-class Landing(Protocol):
-    @property
-    def transports(self) -> Sequence[PageTransport]:
-        """Transports whose copies arrive here, best first."""
-
-    @property
-    def batch_pages(self) -> int:
-        """Most pages that are copied at once."""
-
-    def places(self, pages: Sequence[PageId]) -> AbstractAsyncContextManager[Sequence[PageId]]:
-        """Yields the pages that transports copy into, one for each of `pages`, which are of one group.
-
-        Nobody else uses them meanwhile.
-        """
-
-    async def land(self, places: Sequence[PageId], pages: Sequence[PageId]) -> Landed:
-        """Fills `pages` with what was copied into `places`. However this ends, no byte of `pages` changes
-        afterwards."""
-
-
-class DirectLanding:
-    """Pages arrive in this worker's form, in the pages that were claimed for them."""
-
-    def __init__(self, digests: PageDigests, transports: Sequence[PageTransport], pages: int) -> None:
-        self.transports = transports
-        self.batch_pages = pages
-        self._digests = digests
-
-    @contextlib.asynccontextmanager
-    async def places(self, pages: Sequence[PageId]) -> AsyncGenerator[Sequence[PageId]]:
-        yield pages
-
-    async def land(self, places: Sequence[PageId], pages: Sequence[PageId]) -> Landed:
-        return Landed(await self._digests.of(pages))
 
 
 class ConvertingLanding:
@@ -99,7 +51,16 @@ class ConvertingLanding:
         """Whether a pull that began now would get a buffer at once."""
         return not self._free.empty()
 
-    def open(self, identity: Identity) -> None:
+    def offer(self, bytes_per_s: float) -> worker_pb2.PullerConversion | None:
+        """Returns what pages of the source's form would cost here; None where they cannot be converted now."""
+        if not self.has_room or not bytes_per_s:
+            return None
+        self.converter.keep_measured()
+        return worker_pb2.PullerConversion(
+            page_s=self.converter.page_s, wait_s=self.converter.wait_s, bytes_per_s=bytes_per_s
+        )
+
+    async def open(self, identity: Identity) -> None:
         """Reads pages that show the identity of the source's form, which is `identity`'s fingerprint."""
         for transport in self.transports:
             transport.read_into(self._memory, identity)

@@ -13,8 +13,8 @@ from twostroke.device.memory import DeviceMemory
 from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.transfer.base import digest
-from twostroke.worker.landing.digests import PageDigests
-from twostroke.worker.services.pages_service import KnownDigests
+from twostroke.worker.page_ends import PageDigests
+from twostroke.worker.services.pages_service import OwnPages
 
 
 def digest_threads() -> list[str]:
@@ -52,7 +52,7 @@ async def test_a_page_that_got_a_new_writer_is_announced_with_the_digest_of_its_
     memory = PageMemory(4, 100)
     memory.data[:4] = content(4, 100)
     digests = PageDigests(memory)
-    known = KnownDigests(KvForm("bfloat16"), memory, digests, ())
+    known = OwnPages(KvForm("bfloat16"), memory, digests, ())
     pages = [PageId(1), PageId(3)]
     before = await known.of(pages)
     assert before == [(0, digest(memory.page(page))) for page in pages]

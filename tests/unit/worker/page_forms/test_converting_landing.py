@@ -24,10 +24,10 @@ from twostroke.kv_cache.form import Conversion, KvForm
 from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.kv_cache.layout import PageRegion
 from twostroke.kv_cache.memory import PageMemory
-from twostroke.worker.landing import landing as landing_module
-from twostroke.worker.landing import page_converter
-from twostroke.worker.landing.landing import BUFFERS, ConvertingLanding
-from twostroke.worker.landing.page_converter import Way, convert, is_for_puller
+from twostroke.worker.page_forms import converting_landing as landing_module
+from twostroke.worker.page_forms import page_converter
+from twostroke.worker.page_forms.converting_landing import BUFFERS, ConvertingLanding
+from twostroke.worker.page_forms.page_converter import Way, convert, is_for_puller
 
 BLOCKS = 12
 TOKENS = list(range(BLOCKS))

@@ -18,7 +18,7 @@ from twostroke.kv_cache.layout import PageRegion
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.transfer.base import Identity, PageCopy, ReadOutcome, digest
 from twostroke.transfer.same_host.shm import ShmTransport
-from twostroke.worker.landing.converted_pages import ConvertedPages
+from twostroke.worker.page_forms.converted_pages import ConvertedPages
 
 SHAPE = PageShape(2, 3, 16, 64)
 CONVERSION = Conversion(KvForm("bfloat16"), KvForm("int8", "bfloat16"), SHAPE, has_pieces=True)
