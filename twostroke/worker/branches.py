@@ -197,6 +197,9 @@ class Branch:
     async def close(self) -> None:
         """Frees what the epoch has; called after `stop`."""
 
+    async def shut(self) -> None:
+        """Takes back `open`. It comes after the worker's own page transports: a device that hangs may keep it."""
+
     def add_to_load(self, load: control_pb2.Load) -> None:
         """Adds its part to a report of the worker's load."""
 

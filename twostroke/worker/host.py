@@ -127,6 +127,8 @@ class WorkerHost:
         await self.pulls.close()
         for transport in self.transports:
             await transport.close()
+        for branch in self.branches.each:
+            await branch.shut()
         await self.digests.close()
         await self.engine.wait_idle()
         await asyncio.to_thread(self._metrics_server.close)

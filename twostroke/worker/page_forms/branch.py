@@ -41,7 +41,7 @@ class PageForms(Branch):
             fingerprint = self.host.facts.identity_in(self._end.form)
             await self._end.open(dataclasses.replace(identity, fingerprint=fingerprint))
 
-    async def close(self) -> None:
+    async def shut(self) -> None:
         if self._end is not None:
             await self._end.close()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,9 @@ from tests.unit.worker.rig import Running, decode, eventually, expected_tokens, 
 from twostroke.base.errors import EngineLost, PeerLost
 from twostroke.rpc.v1 import control_pb2
 from twostroke.scheduler.batch import Batch, StepResult
+from twostroke.transfer.base import PageTransport
 from twostroke.worker import worker as worker_module
+from twostroke.worker.page_forms.branch import PageForms
 from twostroke.worker.steps import engine_check
 from twostroke.worker.steps.engine_check import MOST_FAILED_STEPS, PROBE_TOKENS
 
@@ -180,6 +183,35 @@ async def test_a_device_that_hangs_does_not_keep_the_process_from_ending(monkeyp
                 monkeypatch.setattr(worker.host.digests, "close", asyncio.Event().wait)
                 with_fault(worker, lambda batch: EngineLost("the device is gone"))
                 await ends(worker, await opened(router, [1]))
+
+
+async def test_a_device_that_hangs_in_a_conversion_keeps_no_page_transport_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_module, "CLOSE_LOST_S", 0.5)
+    closed: list[str] = []
+
+    def noting(transport: PageTransport) -> Callable[[], Awaitable[None]]:
+        close = transport.close
+
+        async def noted() -> None:
+            await close()
+            closed.append(transport.name)
+
+        return noted
+
+    async with asyncio.timeout(60):
+        with losing_its_engine("the device is gone"):
+            async with decode(model=paced(step_ms=5)) as worker, router_to(worker) as router:
+                transports = worker.host.transports
+                forms = next(each for each in worker.host.branches.each if isinstance(each, PageForms))
+                hung = SimpleNamespace(close=asyncio.Event().wait, converter=SimpleNamespace(page_s=0.0))
+                monkeypatch.setattr(forms, "_end", hung)
+                for transport in transports:
+                    monkeypatch.setattr(transport, "close", noting(transport))
+                with_fault(worker, lambda batch: EngineLost("the device is gone"))
+                await ends(worker, await opened(router, [1]))
+    assert closed == [transport.name for transport in transports] != []
 
 
 async def test_what_else_goes_wrong_meanwhile_does_not_hide_that_the_engine_is_lost() -> None:
