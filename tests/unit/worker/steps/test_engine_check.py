@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,6 @@ from tests.unit.worker.rig import Running, decode, eventually, expected_tokens, 
 from twostroke.base.errors import EngineLost, PeerLost
 from twostroke.rpc.v1 import control_pb2
 from twostroke.scheduler.batch import Batch, StepResult
-from twostroke.transfer.base import PageTransport
 from twostroke.worker import worker as worker_module
 from twostroke.worker.page_forms.branch import PageForms
 from twostroke.worker.steps import engine_check
@@ -185,33 +185,29 @@ async def test_a_device_that_hangs_does_not_keep_the_process_from_ending(monkeyp
                 await ends(worker, await opened(router, [1]))
 
 
-async def test_a_device_that_hangs_in_a_conversion_keeps_no_page_transport_open(
+async def test_conversions_of_pages_end_last_since_a_device_that_hangs_may_keep_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker_module, "CLOSE_LOST_S", 0.5)
     closed: list[str] = []
 
-    def noting(transport: PageTransport) -> Callable[[], Awaitable[None]]:
-        close = transport.close
-
+    def noting(name: str, close: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         async def noted() -> None:
+            closed.append(name)
             await close()
-            closed.append(transport.name)
 
         return noted
 
-    async with asyncio.timeout(60):
-        with losing_its_engine("the device is gone"):
-            async with decode(model=paced(step_ms=5)) as worker, router_to(worker) as router:
-                transports = worker.host.transports
-                forms = next(each for each in worker.host.branches.each if isinstance(each, PageForms))
-                hung = SimpleNamespace(close=asyncio.Event().wait, converter=SimpleNamespace(page_s=0.0))
-                monkeypatch.setattr(forms, "_end", hung)
-                for transport in transports:
-                    monkeypatch.setattr(transport, "close", noting(transport))
-                with_fault(worker, lambda batch: EngineLost("the device is gone"))
-                await ends(worker, await opened(router, [1]))
-    assert closed == [transport.name for transport in transports] != []
+    async with decode() as worker:
+        host = worker.host
+        others = [(type(each).__name__, each) for each in host.branches.each if not isinstance(each, PageForms)]
+        (forms,) = (each for each in host.branches.each if isinstance(each, PageForms))
+        ending = [*others, *((transport.name, transport) for transport in host.transports)]
+        for name, each in ending:
+            monkeypatch.setattr(each, "close", noting(name, each.close))
+        converter = SimpleNamespace(page_s=0.0)
+        end = SimpleNamespace(close=noting("conversions", partial(asyncio.sleep, 0)), converter=converter)
+        monkeypatch.setattr(forms, "_end", end)
+    assert closed == [*(name for name, _ in ending), "conversions"]
 
 
 async def test_what_else_goes_wrong_meanwhile_does_not_hide_that_the_engine_is_lost() -> None:
