@@ -11,6 +11,4 @@ from router.server_branch import RouterTable
 
 NAMED_MODELS = named_adapters
 """Reads the models that the fleet serves beside its own."""
-NAMED_MODELS = named_adapters
-"""Reads the models that the fleet serves beside its own."""
 BRANCHES: RouterTable = (KServe, RouterAdapters, RouterPins, Console)

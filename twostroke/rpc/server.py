@@ -275,6 +275,8 @@ class RpcServer:
         self._keeping: asyncio.Task[None] | None = None
         self._offered = {"": True, "ready": True, "live": False}
         """Names that health knows, and whether they wait until the process is ready."""
+        self._described: list[str] = []
+        """Services that reflection tells of. One servicer does: gRPC asks the first that is added, and no other."""
         funnel = Funnel(token, callers, self._connections, refuses_plain=tls_port is not None)
         self.server = grpc.aio.server(
             interceptors=[funnel],
@@ -305,7 +307,7 @@ class RpcServer:
         """
         self._offered |= dict.fromkeys(services, waits_for_ready)
         if is_described:
-            serve_reflection(services, self.server)
+            self._described += services
 
     async def set_serving(self, ready: bool) -> None:
         """Sets the health of "", "ready" and the services that wait for it. "live" is SERVING as long as the process
@@ -317,6 +319,8 @@ class RpcServer:
 
     async def start(self) -> None:
         await self.set_serving(False)
+        if self._described:
+            serve_reflection(self._described, self.server)
         await self.server.start()
         self._keeping = asyncio.create_task(self._connections.keep(self.addresses), name="connections")
 

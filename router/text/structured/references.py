@@ -75,15 +75,11 @@ def type_of(value: Any) -> str:
 
 def canonical(value: Any) -> str:
     """Returns the same text for values that are equal in JSON, where 1 and 1.0 are."""
+    if isinstance(value, list | dict):
+        # As deep as JSON is read: a function that calls itself would reach Python's limit at less than half of that.
+        value = json.loads(json.dumps(value), parse_float=lambda said: _plain(float(said)))
     return json.dumps(_plain(value), sort_keys=True, ensure_ascii=False)
 
 
 def _plain(value: Any) -> Any:
-    match value:
-        case float() if value.is_integer():
-            return int(value)
-        case list():
-            return [_plain(each) for each in value]
-        case dict():
-            return {name: _plain(each) for name, each in value.items()}
-    return value
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -321,7 +321,8 @@ async def test_reflection_lists_the_services_of_each_port_and_clients_have_no_co
     ask_what = reflection_pb2.ServerReflectionRequest(
         file_containing_symbol=f"grpc.reflection.{version}.ServerReflection"
     )
-    of_clients, of_admin = {SERVICE_NAME, KSERVE_NAME}, {"twostroke.v1.Control"}
+    of_clients = {SERVICE_NAME, KSERVE_NAME}
+    of_admin = {f"twostroke.v1.{name}" for name in ("Control", "PinAdmin", "AdapterAdmin")}
     for channel, offers in ((frontend.channel, of_clients), (frontend.admin, of_admin)):
         answers = channel.stream_stream(
             f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",

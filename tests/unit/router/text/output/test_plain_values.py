@@ -11,6 +11,7 @@ import pytest
 from router.text.output.framing import ToolUse
 from router.text.output.output_formats import TOOLS_BY_NAME
 from router.text.output.values.admitted_values import ANYTHING, Admitted, admitted_by
+from router.text.output.values.json_scanner import MAX_DEPTH
 from router.text.output.values.plain_value import PlainValue
 from tests.conformance.reading import joined
 from tests.unit.router.text.output.test_tool_grammars import grammar, permits
@@ -171,6 +172,15 @@ def test_a_long_object_is_an_object() -> None:
     parser = TOOLS_BY_NAME["qwen3_coder"].parser({"f": tool(OBJECT)}, str)
     parts = [*parser.feed(call(json.dumps(long))), *parser.flush()]
     assert json.loads("".join(part[-1] for part in parts if len(part) == 4)) == {"value": long}
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+def test_a_value_may_be_as_deep_as_arguments_may_be(opening: str, closing: str) -> None:
+    deep = opening * (MAX_DEPTH - 1) + "1.0" + closing * (MAX_DEPTH - 1)
+    for schema in ({"anyOf": [STRING, OBJECT, {"type": "array"}]}, {"enum": [1, 2]}):
+        parser = TOOLS_BY_NAME["qwen3_coder"].parser({"f": tool(schema)}, str)
+        parts = [*parser.feed(call(deep)), *parser.flush()]
+        assert json.loads("".join(part[-1] for part in parts if len(part) == 4)) == {"value": json.loads(deep)}
 
 
 def test_schemas_that_refer_to_themselves_or_are_none_admit_anything() -> None:
