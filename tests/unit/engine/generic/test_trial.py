@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers import Starcoder2Config
 
 from tests.unit.engine.test_build import config
-from tests.unit.models.generic_configs import GENERIC
+from tests.unit.models.generic_configs import GENERIC, SIZES
 from tests.unit.models.test_registry import saved
 from twostroke.base.errors import ConfigError, UnsupportedModel
 from twostroke.config import CacheConfig, WorkerConfig
@@ -38,6 +40,14 @@ def test_distances_are_logged_once_and_say_why_bits_may_differ(
     assert len(lines) == 1
     assert "model=StableLmForCausalLM plain_distance=" in lines[0]
     assert "from plain attention" in built.determinism.why
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_a_model_with_one_head_of_keys_has_the_outputs_of_plain_attention(heads: int, tmp_path: Path) -> None:
+    sizes = SIZES | {"num_attention_heads": heads, "num_key_value_heads": 1}
+    saved(Starcoder2Config(**sizes), tmp_path)
+    with contextlib.closing(build_runner(config(str(tmp_path), MEMORY), tmp_path)) as built:
+        assert "from plain attention" in built.determinism.why
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
