@@ -13,10 +13,13 @@ from safetensors.torch import load_file, save_file
 from transformers import Starcoder2Config
 
 from tests.unit.engine.test_build import config
+from tests.unit.engine.tiny import save_tiny
 from tests.unit.models.generic_configs import GENERIC, SIZES
 from tests.unit.models.test_registry import saved
 from twostroke.base.errors import ConfigError, UnsupportedModel
 from twostroke.config import CacheConfig, WorkerConfig
+from twostroke.config.model import AUTO, TRANSFORMERS
+from twostroke.engine.adapters.slots import AdapterSlots
 from twostroke.engine.backends.cpu.backend import CpuBackend, CpuPlan
 from twostroke.engine.build import build_runner
 from twostroke.kernels.cpu.variants import OVERRIDE, TORCH
@@ -40,6 +43,18 @@ def test_distances_are_logged_once_and_say_why_bits_may_differ(
     assert len(lines) == 1
     assert "model=StableLmForCausalLM plain_distance=" in lines[0]
     assert "from plain attention" in built.determinism.why
+
+
+def test_a_model_of_our_families_takes_no_adapters_where_it_runs_in_transformers_code(tmp_path: Path) -> None:
+    """Its answers would be those of the model alone, under the adapter's name."""
+    save_tiny(tmp_path)
+    takers = {}
+    for implementation in (AUTO, TRANSFORMERS):
+        with contextlib.closing(
+            build_runner(config(str(tmp_path), MEMORY, model_impl=implementation), tmp_path)
+        ) as built:
+            takers[implementation] = AdapterSlots in built.offers
+    assert takers == {AUTO: True, TRANSFORMERS: False}
 
 
 @pytest.mark.parametrize("heads", [1, 4])
