@@ -57,7 +57,7 @@ def test_an_adapter_that_the_engine_takes_is_computed_by_all_ranks(built: BuiltE
         row = sample._replace(params=dataclasses.replace(sample.params, logprobs=1))
         slots.put(adapter.digest, slots.prepare(adapter))
         each = [dataclasses.replace(step, samples=(row,), weights=weights) for weights in ((), (adapter.digest,))]
-        found = [engine.runner.run(asked).tokens[0].logprob for asked in each]
+        found = [engine.runner.run(asked).tokens[0].top[0][1] for asked in each]
         slots.drop(adapter.digest)
         return found
 
