@@ -33,7 +33,10 @@ def cpu_backend(config: WorkerConfig, spec: ModelSpec, model_dir: Path, _device:
     from twostroke.engine.backends.cpu.backend import CpuBackend
     from twostroke.engine.ranks.cpu import RankedOnCpus
 
-    backend = CpuBackend(spec, model_dir, layouts_in(model_dir), RunnerBranches(ModelAdapters, code_of(spec)))
+    code = code_of(spec)
+    # Code that is not ours adds nothing to its products, whatever is put into a step.
+    branches = RunnerBranches(ModelAdapters if code is None else None, code)
+    backend = CpuBackend(spec, model_dir, layouts_in(model_dir), branches)
     return RankedOnCpus(backend) if config.ranks > 1 else backend
 
 

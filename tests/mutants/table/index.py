@@ -156,7 +156,7 @@ MUTANTS: Final = (
         claim="stale epochs are refused everywhere",
         file="twostroke/worker/pulls/pull_client.py",
         old="if known_epoch is not None and epoch.incarnation < known_epoch.incarnation:",
-        new="if known is not None and epoch.incarnation + 1000 < known.epoch.incarnation:",
+        new="if known_epoch is not None and epoch.incarnation + 1000 < known_epoch.incarnation:",
         test=(
             "tests/unit/worker/pulls/test_pull_client.py::test_an_earlier_life_does_not_displace_the_link_to_a_later_one"
         ),

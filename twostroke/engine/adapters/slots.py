@@ -26,7 +26,9 @@ class NoSlots:
     """Slots of an engine that computes only the model."""
 
     def prepare(self, adapter: Adapter) -> Any:
-        raise UnsupportedFeature("adapters are not computed by this engine")
+        raise UnsupportedFeature(
+            "adapters are not computed by this engine: only CPUs compute them, and not in transformers' code"
+        )
 
     def put(self, digest: bytes, prepared: Any) -> None:
         """Does nothing: no adapter is ever prepared."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +10,16 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers import Starcoder2Config
 
 from tests.unit.engine.test_build import config
-from tests.unit.models.generic_configs import GENERIC
+from tests.unit.engine.tiny import save_tiny
+from tests.unit.models.generic_configs import GENERIC, SIZES
 from tests.unit.models.test_registry import saved
 from twostroke.base.errors import ConfigError, UnsupportedModel
 from twostroke.config import CacheConfig, WorkerConfig
+from twostroke.config.model import AUTO, TRANSFORMERS
+from twostroke.engine.adapters.slots import AdapterSlots
 from twostroke.engine.backends.cpu.backend import CpuBackend, CpuPlan
 from twostroke.engine.build import build_runner
 from twostroke.kernels.cpu.variants import OVERRIDE, TORCH
@@ -38,6 +43,26 @@ def test_distances_are_logged_once_and_say_why_bits_may_differ(
     assert len(lines) == 1
     assert "model=StableLmForCausalLM plain_distance=" in lines[0]
     assert "from plain attention" in built.determinism.why
+
+
+def test_a_model_of_our_families_takes_no_adapters_where_it_runs_in_transformers_code(tmp_path: Path) -> None:
+    """Its answers would be those of the model alone, under the adapter's name."""
+    save_tiny(tmp_path)
+    takers = {}
+    for implementation in (AUTO, TRANSFORMERS):
+        with contextlib.closing(
+            build_runner(config(str(tmp_path), MEMORY, model_impl=implementation), tmp_path)
+        ) as built:
+            takers[implementation] = AdapterSlots in built.offers
+    assert takers == {AUTO: True, TRANSFORMERS: False}
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_a_model_with_one_head_of_keys_has_the_outputs_of_plain_attention(heads: int, tmp_path: Path) -> None:
+    sizes = SIZES | {"num_attention_heads": heads, "num_key_value_heads": 1}
+    saved(Starcoder2Config(**sizes), tmp_path)
+    with contextlib.closing(build_runner(config(str(tmp_path), MEMORY), tmp_path)) as built:
+        assert "from plain attention" in built.determinism.why
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -6,6 +6,7 @@ Values are made from the declarations, so that a new field is tried without a ca
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -72,5 +73,6 @@ async def test_what_a_field_does_not_take_is_refused_by_its_name(app, path: str)
         answer = await http.post(path, content=json.dumps({**ASKS[path], name: value}))
         assert answer.status_code == 400, (name, str(value)[:40], answer.text)
         said = answer.json()["error"]
-        assert name in f"{said.get('param')} {said['message']}", (name, str(value)[:40], said)
+        # Anthropic's errors have no field of their own for the name.
+        assert re.search(rf"\b{name}\b", said.get("param") or said["message"]), (name, str(value)[:40], said)
     assert dispatcher.requests == []
