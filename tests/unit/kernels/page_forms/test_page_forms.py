@@ -30,7 +30,8 @@ from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.pools.page_pool import BYTES, LARGEST, PagePool, quantised
 from twostroke.kernels.pools.parted_pool import AnyPool
-from twostroke.kv_cache.form import FORMS, PageShape, page_form
+from twostroke.kv_cache.form import FORMS, page_form
+from twostroke.page_forms.page_form import PageShape
 
 TORCH = "torch"
 ALIGNED = "torch, deterministic"
