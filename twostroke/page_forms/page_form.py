@@ -69,8 +69,8 @@ class PageForm:
     """The module whose `KERNELS` compute with pages of this form: see `twostroke/kernels/page_forms/form_kernels.py`.
     It is loaded when the first pool is made."""
     largest_distance: float
-    """The largest distance from exact outputs that rounding to this form explains: `twostroke/engine/generic/trial.py`.
-    A wrong scale, mask or position is far above."""
+    """The largest distance from exact outputs at which a model that is tried at start is served. Rounding to this form
+    stays well below it, and a wrong scale, mask or position is far above."""
     check_shape: Callable[[PageShape], None] = takes_any_shape
     """Raises ConfigError for blocks and heads that this form does not take."""
     spans_block: bool = False
