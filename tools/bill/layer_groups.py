@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from twostroke.engine.backends.memory_plan import MemoryPlan
-from twostroke.kv_cache.form import PageShape, page_form
+from twostroke.kv_cache.form import page_form
 from twostroke.models.spec import ModelSpec
+from twostroke.page_forms.page_form import PageShape
 
 
 @dataclass(frozen=True, slots=True)

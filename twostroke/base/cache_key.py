@@ -38,17 +38,21 @@ class Maker:
 CACHES: Final[Mapping[str, Maker]] = {
     "pages": Maker(
         (
-            *("models", "kernels", "engine", "scheduler", "kv_cache", "ranks", "device"),
+            *("models", "kernels", "engine", "scheduler", "kv_cache", "page_forms", "ranks", "device"),
             # what copies and converts pages
             *("transfer", "worker/page_ends.py", "worker/page_forms", "worker/pulls"),
             *("worker/services", "worker/tiers"),
         ),
         ("torch", "transformers", "numpy"),
     ),
-    "packed weights": Maker(("models", "kernels", "kv_cache"), ("torch", "safetensors", "numpy")),
+    "packed weights": Maker(("models", "kernels", "kv_cache", "page_forms"), ("torch", "safetensors", "numpy")),
     "weights digest": Maker(("models/weights/digest.py", "models/file_versions.py")),
-    "spec": Maker(("models", "kernels", "kv_cache", "config", "base/json_values.py"), ("torch", "transformers")),
-    "checked model": Maker(("models", "kernels", "kv_cache", "config"), ("torch", "transformers", "safetensors")),
+    "spec": Maker(
+        ("models", "kernels", "kv_cache", "page_forms", "config", "base/json_values.py"), ("torch", "transformers")
+    ),
+    "checked model": Maker(
+        ("models", "kernels", "kv_cache", "page_forms", "config"), ("torch", "transformers", "safetensors")
+    ),
     "tokenizer twin": Maker(
         ("models/catalog/fetch.py",), ("transformers", "tokenizers", "sentencepiece", "tiktoken", "protobuf")
     ),
@@ -57,8 +61,8 @@ CACHES: Final[Mapping[str, Maker]] = {
         ("transformers", "tokenizers", "torch", "gguf", "safetensors", "sentencepiece", "protobuf"),
     ),
     "native kernels": Maker(("kernels/cpu/native", "kernels/cpu/build.py", "kernels/cpu/variants.py")),
-    "kernel choice": Maker(("kernels", "kv_cache"), ("torch",)),
-    "machine limits": Maker(("kernels", "kv_cache", "worker/measured/machine_limits.py"), ("torch",)),
+    "kernel choice": Maker(("kernels", "kv_cache", "page_forms"), ("torch",)),
+    "machine limits": Maker(("kernels", "kv_cache", "page_forms", "worker/measured/machine_limits.py"), ("torch",)),
 }
 """What makes the content of each cache. Pages are those of workers and of their tiers."""
 

@@ -6,6 +6,7 @@ import re
 
 from twostroke.base.errors import ConfigError
 from twostroke.config.settings import Settings, setting
+from twostroke.page_forms.table import PAGE_FORMS
 
 MIN_PAGES = 2
 """Pages of any worker: a sequence that crosses a block's end holds two."""
@@ -42,10 +43,10 @@ def size_text(size_bytes: int) -> str:
     return str(size_bytes)
 
 
-KV_FORMATS = ("bfloat16", "float16", "float32", "fp8_e4m3", "fp8_e5m2", "int8", "int4")
-"""Forms of pages that workers compute with; `twostroke.kv_cache.form` says what each stores."""
-WITH_EXACT_LAYERS = "int4"
-"""The form that --kv-exact-layers is for."""
+KV_FORMATS = tuple(form.name for form in PAGE_FORMS)
+"""Forms of pages that workers compute with; `twostroke/page_forms` says what each stores."""
+WITH_EXACT_LAYERS = tuple(form.name for form in PAGE_FORMS if form.may_have_exact_layers)
+"""The forms that --kv-exact-layers is for."""
 
 
 def form_name(kv_format: str, exact_layers: int, dtype: str, processes: int = 1) -> str:
@@ -53,15 +54,16 @@ def form_name(kv_format: str, exact_layers: int, dtype: str, processes: int = 1)
 
     `int4+2xbfloat16` keeps the first two and last two layers in bfloat16, `bfloat16/4` is of workers of four processes.
     """
-    name = f"{kv_format}+{exact_layers}x{dtype}" if exact_layers and kv_format == WITH_EXACT_LAYERS else kv_format
+    name = f"{kv_format}+{exact_layers}x{dtype}" if exact_layers and kv_format in WITH_EXACT_LAYERS else kv_format
     return name if processes == 1 else f"{name}/{processes}"
 
 
 def check_exact_layers(exact_layers: int, *kv_formats: str) -> None:
     """Raises ConfigError where layers shall be exact and no page has a form that is for."""
-    if exact_layers and WITH_EXACT_LAYERS not in kv_formats:
+    if exact_layers and not set(WITH_EXACT_LAYERS) & set(kv_formats):
         raise ConfigError(
-            f"--kv-exact-layers {exact_layers} is for --kv-format {WITH_EXACT_LAYERS}, and pages hold {kv_formats[0]}",
+            f"--kv-exact-layers {exact_layers} is for --kv-format {' or '.join(WITH_EXACT_LAYERS)}, "
+            f"and pages hold {kv_formats[0]}",
             field="kv_exact_layers",
         )
 

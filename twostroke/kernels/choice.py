@@ -10,13 +10,12 @@ import torch
 from twostroke.base.errors import ConfigError
 from twostroke.kernels.attention.interface import AttentionBackend
 from twostroke.kernels.attention.rules import AnyRules
+from twostroke.kernels.cpu.attention import FORMS as NATIVE_FORMS
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.page_forms.exact_pages import ExactPages
-from twostroke.kernels.page_forms.nibble_attention import NibbleAttention
-from twostroke.kernels.page_forms.nibble_pool import NibblePool
-from twostroke.kernels.pools.page_pool import PagePool
+from twostroke.kernels.page_forms.form_kernels import kernels_of
 from twostroke.kernels.pools.parted_pool import (
     AnyPool,
     PartedAttention,
@@ -24,6 +23,7 @@ from twostroke.kernels.pools.parted_pool import (
     PartedPool,
     RecordedAttention,
     UniformPool,
+    parts_of,
     rules_of_parts,
 )
 from twostroke.kernels.products.device_codes import CodeProducts, TorchCodeProducts
@@ -31,9 +31,8 @@ from twostroke.kernels.products.device_linear import DeviceLinears
 from twostroke.kernels.products.elementwise import Elementwise, TorchElementwise
 from twostroke.kernels.products.grouped import GroupedProducts, TorchGrouped
 from twostroke.kernels.products.linear import Linears
-from twostroke.kernels.torch_attention.aligned import AlignedAttention
-from twostroke.kernels.torch_attention.gathered import TorchAttention
-from twostroke.kv_cache.form import AnyForm, PagePart, PageShape, check_latents
+from twostroke.kv_cache.form import AnyForm, check_latents
+from twostroke.page_forms.page_form import PagePart, PageShape
 
 
 def grouped_pool(
@@ -54,11 +53,13 @@ def grouped_pool(
     check_latents(shapes[0], form)
 
     def over(data: torch.Tensor, part: PagePart, layers: Sequence[int]) -> UniformPool:
-        some = data[:, part.bytes]
-        if part.form.spans_block:
-            exact = ExactPages.sparse(len(regions[0]), part.shape, dtype)
-            return NibblePool.over(some, part.shape, dtype, exact if exact_pages is None else exact_pages(part.shape))
-        return PagePool.over(some, part.form, part.shape, None if key_centers is None else key_centers[[*layers]])
+        def exact() -> ExactPages:
+            if exact_pages is not None:
+                return exact_pages(part.shape)
+            return ExactPages.sparse(len(regions[0]), part.shape, dtype)
+
+        centers = None if key_centers is None else key_centers[[*layers]]
+        return kernels_of(part.form).pool_over(data[:, part.bytes], part, dtype, centers, exact)
 
     pools: list[UniformPool] = []
     layers_of_parts: list[tuple[int, ...]] = []
@@ -88,18 +89,13 @@ def choose_attention(
 
     `dtype` is that of queries, keys and values.
     """
-    if kernels is not None:
+    if kernels is not None and all(part.form.name in NATIVE_FORMS for part in parts_of(pool)):
         return NativeAttention(pool, heads, rules, kernels, team, dtype)
-    if isinstance(pool, PartedPool):
-        parts = zip(pool.parts, rules_of_parts(pool, rules), strict=True)
-        return PartedAttention(pool, [_torch_attention(part, heads, some, is_deterministic) for part, some in parts])
-    return _torch_attention(pool, heads, rules, is_deterministic)
-
-
-def _torch_attention(pool: UniformPool, heads: int, rules: AnyRules, is_deterministic: bool) -> AttentionBackend:
-    if isinstance(pool, NibblePool):
-        return NibbleAttention(pool, heads, rules)
-    return AlignedAttention(pool, heads, rules) if is_deterministic else TorchAttention(pool, heads, rules)
+    backends = [
+        kernels_of(part.form).torch_attention(part, heads, some, is_deterministic=is_deterministic)
+        for part, some in zip(parts_of(pool), rules_of_parts(pool, rules), strict=True)
+    ]
+    return PartedAttention(pool, backends) if isinstance(pool, PartedPool) else backends[0]
 
 
 def device_attention(
@@ -109,27 +105,11 @@ def device_attention(
     such heads.
     """
     _require_triton()  # only here: a machine without CUDA need not have it
-    if isinstance(pool, PartedPool):
-        parts = zip(pool.parts, rules_of_parts(pool, rules), strict=True)
-        return PartedDeviceAttention(
-            pool, [_triton_attention(part, heads, some, dtype, has_sinks) for part, some in parts]
-        )
-    return _triton_attention(pool, heads, rules, dtype, has_sinks)
-
-
-def _triton_attention(
-    pool: UniformPool, heads: int, rules: AnyRules, dtype: torch.dtype, has_sinks: bool
-) -> RecordedAttention:
-    from twostroke.kernels.triton.attention import TritonAttention
-    from twostroke.kernels.triton.page_forms.nibble_attention import TritonNibbleAttention
-
-    attention: TritonAttention | TritonNibbleAttention
-    if isinstance(pool, NibblePool):
-        attention = TritonNibbleAttention(pool, heads, rules, has_sinks=has_sinks)
-    else:
-        attention = TritonAttention(pool, heads, rules, dtype, has_sinks=has_sinks)
-    attention.warm_up()  # no request should wait for a compiler
-    return attention
+    backends = [
+        kernels_of(part.form).triton_attention(part, heads, some, dtype, has_sinks=has_sinks)
+        for part, some in zip(parts_of(pool), rules_of_parts(pool, rules), strict=True)
+    ]
+    return PartedDeviceAttention(pool, backends) if isinstance(pool, PartedPool) else backends[0]
 
 
 def device_elementwise(device: torch.device) -> Elementwise:

@@ -1,12 +1,7 @@
-"""Page forms: how a page stores the keys and values of its block. Plain numbers, no torch.
+"""The form of a worker's pages: of all layers, or of those in the middle, where the layers at both ends are exact.
 
-A form says in which number format keys and values lie in a page, and which scales belong to them. Scales are part of
-the page: no scale crosses a page, so a page can be moved, digested and read alone. Attention reads what the page
-stores, also in the step that writes it, so a page never changes an answer.
-
-All layers of a page have the same form, or only those in the middle: then the layers at both ends are exact.
-
-The identity of a page is (block hash, `KvForm`): its number format, and whether another format may have computed it.
+`twostroke/page_forms` says what a form is and has one file for each. The identity of a page is (block hash, `KvForm`):
+its number format, and whether another format may have computed it. Plain numbers, no torch.
 """
 
 from __future__ import annotations
@@ -18,110 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from twostroke.base.errors import ConfigError
+from twostroke.page_forms.page_form import PageForm, PagePart, PageShape
+from twostroke.page_forms.table import PAGE_FORMS
 
 if TYPE_CHECKING:  # this is read where nothing else needs arrays
     import numpy as np
     import numpy.typing as npt
-
-SCALE_BYTES: Final = 4
-"""One float32 scale of a token's key or value in one head."""
-PAIR_BYTES: Final = 4
-"""A float16 scale and a float16 center of a group of 4-bit numbers."""
-VALUE_GROUP: Final = 32
-"""Values of one token that share a scale where values have 4 bits."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerSelection:
-    """Some of a model's layers, in order."""
-
-    indices: tuple[int, ...]
-    model_layers: int
-    """Layers of the whole model."""
-
-
-@dataclass(frozen=True, slots=True)
-class PageShape:
-    """The dimensions of a page: [layers, 2, kv_heads, block, head_dim], keys then values.
-
-    Pages of latents hold only keys, [layers, 1, 1, block, head_dim]: values are the first numbers of keys.
-    """
-
-    layers: int
-    kv_heads: int
-    block: int
-    """Tokens of a block."""
-    head_dim: int
-    """Numbers of a key."""
-    latent_dim: int | None = None
-    """Numbers of a latent, with which keys begin; None where values lie beside keys."""
-    selection: LayerSelection | None = None
-    """Which of the model's layers these are; None: all of them."""
-
-    def of_layers(self, indices: tuple[int, ...]) -> PageShape:
-        """Returns the shape of pages that hold some of the layers of these, which are all of the model's."""
-        return replace(self, layers=len(indices), selection=LayerSelection(indices, self.layers))
-
-    @property
-    def selected(self) -> LayerSelection:
-        return self.selection or LayerSelection(tuple(range(self.layers)), self.layers)
-
-    @property
-    def dims(self) -> tuple[int, int, int, int, int]:
-        return (self.layers, 2 if self.latent_dim is None else 1, self.kv_heads, self.block, self.head_dim)
-
-
-@dataclass(frozen=True, slots=True)
-class PageForm:
-    """How the keys and values of a block are stored for one head and layer, or for all of a page."""
-
-    name: str
-    """The word that --kv-format takes."""
-    key_bytes: Callable[[PageShape], int]
-    """Bytes of the keys of one block in one head of one layer, scales included."""
-    value_bytes: Callable[[PageShape], int]
-    help: str
-    spans_block: bool = False
-    """Scales span the tokens of a block: it is stored when its last token is there, and its own tokens see it exact."""
-    stores_latents: bool = False
-    """Whether pages of latents may have this form."""
-
-    def head_bytes(self, shape: PageShape) -> int:
-        """Returns the bytes of the keys and values of one block in one head of one layer."""
-        return self.key_bytes(shape) + (self.value_bytes(shape) if shape.latent_dim is None else 0)
-
-    def page_bytes(self, shape: PageShape) -> int:
-        """Returns the bytes of a whole page."""
-        return shape.layers * shape.kv_heads * self.head_bytes(shape)
-
-    def parts(self, shape: PageShape) -> tuple[PagePart, ...]:
-        return (PagePart(self, shape),)
-
-
-@dataclass(frozen=True, slots=True)
-class PagePart:
-    """Layers and heads that lie side by side in a page, all in one form."""
-
-    form: PageForm
-    shape: PageShape
-    """The dimensions of only this part."""
-    first_layer: int = 0
-    first_byte: int = 0
-    first_head: int = 0
-
-    @property
-    def layers(self) -> slice:
-        """Returns which layers of the page these are."""
-        return slice(self.first_layer, self.first_layer + self.shape.layers)
-
-    @property
-    def heads(self) -> slice:
-        """Returns which heads of the page these are."""
-        return slice(self.first_head, self.first_head + self.shape.kv_heads)
-
-    @property
-    def bytes(self) -> slice:
-        return slice(self.first_byte, self.first_byte + self.form.page_bytes(self.shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +37,10 @@ class FormWithExactEnds:
     @property
     def spans_block(self) -> bool:
         return self.inner.spans_block
+
+    @property
+    def check_shape(self) -> Callable[[PageShape], None]:
+        return self.inner.check_shape
 
     def page_bytes(self, shape: PageShape) -> int:
         """Returns the bytes of a whole page. Raises ConfigError for a model without layers between the ends."""
@@ -184,6 +85,10 @@ class JointForm:
     def spans_block(self) -> bool:
         return self.inner.spans_block
 
+    @property
+    def check_shape(self) -> Callable[[PageShape], None]:
+        return self.inner.check_shape
+
     def page_bytes(self, shape: PageShape) -> int:
         """Returns the bytes of a whole page. Raises ConfigError as the inner form does."""
         return self.inner.page_bytes(shape)
@@ -216,31 +121,6 @@ def check_latents(shape: PageShape, form: AnyForm) -> None:
     raise ConfigError(
         f"--kv-format {form.name} is not served for models whose pages hold latents: use {names}", field="kv_format"
     )
-
-
-def _plain(name: str, element_bytes: int, text: str) -> PageForm:
-    def both(shape: PageShape) -> int:
-        return shape.block * shape.head_dim * element_bytes
-
-    return PageForm(name, both, both, text, stores_latents=True)
-
-
-def _scaled_per_token(name: str, text: str) -> PageForm:
-    def both(shape: PageShape) -> int:
-        return shape.block * (shape.head_dim + SCALE_BYTES)
-
-    return PageForm(name, both, both, text)
-
-
-def _int4_keys(shape: PageShape) -> int:
-    """Returns the bytes of 4-bit keys with one scale per channel over the block."""
-    return shape.head_dim * (shape.block // 2 + PAIR_BYTES)
-
-
-def _int4_values(shape: PageShape) -> int:
-    """Returns the bytes of 4-bit values with one scale per token and group of channels."""
-    groups = -(-shape.head_dim // VALUE_GROUP)
-    return shape.block * (shape.head_dim // 2 + groups * PAIR_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,24 +171,7 @@ class Conversion:
         return (self, *self.further)
 
 
-FORMS: Final = {
-    form.name: form
-    for form in (
-        _plain("bfloat16", 2, "16-bit numbers with the range of float32"),
-        _plain("float16", 2, "16-bit numbers with more digits and less range"),
-        _plain("float32", 4, "32-bit numbers"),
-        _scaled_per_token("fp8_e4m3", "8-bit floats with 3 digits, one scale per token and head"),
-        _scaled_per_token("fp8_e5m2", "8-bit floats with 2 digits, one scale per token and head"),
-        _scaled_per_token("int8", "8-bit integers, one scale per token and head"),
-        PageForm(
-            "int4",
-            _int4_keys,
-            _int4_values,
-            "4-bit integers: keys scaled per channel, values per token and group",
-            spans_block=True,
-        ),
-    )
-}
+FORMS: Final = {form.name: form for form in PAGE_FORMS}
 """All forms that a layer can have, by name."""
 _EXACT_ENDS: Final = re.compile(r"(\w+)\+(\d+)x(\w+)")
 _JOINT: Final = re.compile(r"(.+)/(\d+)")

@@ -22,12 +22,13 @@ from twostroke.kernels.cpu.weights.packing import (
     stored_bytes,
 )
 from twostroke.kernels.layout import EXPANDED_BYTES, device_matrix_bytes
-from twostroke.kv_cache.form import FORMS, AnyForm, PageShape
+from twostroke.kv_cache.form import FORMS, AnyForm
 from twostroke.kv_cache.layout import SCRATCH_PAGES
 from twostroke.kv_cache.pool_size import enough_pages
 from twostroke.models.shares.share import layouts_of_share
 from twostroke.models.spec import DTYPE_BYTES, ModelSpec
 from twostroke.models.weights.stored.model_files import LayoutOf
+from twostroke.page_forms.page_form import PageShape
 
 CONTEXT_BYTES: Final = 1 << 30
 """For what we do not count on a device: the driver's context, libraries' workspaces, recorded graphs, fragmentation."""

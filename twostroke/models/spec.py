@@ -9,8 +9,9 @@ from typing import Final
 
 from twostroke.kernels.activation import GATED_SILU, Activation
 from twostroke.kernels.attention.rules import AttentionRule, page_groups_of
-from twostroke.kv_cache.form import PageShape, page_form
+from twostroke.kv_cache.form import page_form
 from twostroke.kv_cache.groups.page_group import PageGroup
+from twostroke.page_forms.page_form import PageShape
 
 DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 NORM_BYTES: Final = 4

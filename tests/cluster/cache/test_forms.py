@@ -13,7 +13,8 @@ from tests.cluster.processes import Client, running_cluster
 from twostroke.config import CacheConfig, Role
 from twostroke.config.cache import form_name
 from twostroke.engine.backends.built import BuiltEngine
-from twostroke.kv_cache.form import PageShape, page_form
+from twostroke.kv_cache.form import page_form
+from twostroke.page_forms.page_form import PageShape
 
 SMOLLM2 = PageShape(layers=30, kv_heads=3, block=16, head_dim=64)
 PAGES, BLOCKS, OTHERS = 20, 6, 5

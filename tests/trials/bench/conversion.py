@@ -90,7 +90,7 @@ def _median(converts: str, options: ConversionOptions) -> Pulled:
 
 async def _pull(converts: str, options: ConversionOptions) -> Pulled:
     from tests.unit.worker.pulls.two_forms import content, two_forms
-    from twostroke.kv_cache.form import PageShape
+    from twostroke.page_forms.page_form import PageShape
 
     shape, blocks = PageShape(LAYERS, KV_HEADS, BLOCK, HEAD_DIM), options.tokens // BLOCK
     prompts = [list(range(WARM)), list(range(1000, 1000 + blocks))]

@@ -20,7 +20,8 @@ from twostroke.kernels.page_forms.nibble_attention import NibbleAttention
 from twostroke.kernels.page_forms.nibble_pool import NibblePool, packed, unpacked
 from twostroke.kernels.triton.decode import DecodeTuning
 from twostroke.kernels.triton.page_forms.nibble_attention import TritonNibbleAttention
-from twostroke.kv_cache.form import FORMS, PageShape
+from twostroke.kv_cache.form import FORMS
+from twostroke.page_forms.page_form import PageShape
 
 LAYER, LAYERS = 1, 2
 HOST = torch.device("cpu")

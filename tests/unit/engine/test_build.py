@@ -24,12 +24,12 @@ from tests.unit.models.test_registry import saved
 from twostroke.base import cache_key as keys
 from twostroke.base.errors import ConfigError
 from twostroke.config import CacheConfig, ModelConfig, Role, RuntimeConfig, WorkerConfig
-from twostroke.config.cache import KV_FORMATS
 from twostroke.engine.backends.built import KernelsInUse
 from twostroke.engine.backends.cpu.runner import ModelRunner
 from twostroke.engine.backends.facts import NATIVE_ORDER
 from twostroke.engine.backends.paced.runner import PacedRunner
 from twostroke.engine.build import build_runner
+from twostroke.kernels.cpu.attention import FORMS
 from twostroke.kernels.cpu.choice import BY_FLAG, MEASURED, ONLY_ONE
 from twostroke.kernels.cpu.variants import OVERRIDE, TORCH, chosen_variants
 from twostroke.kernels.page_forms.page_conversion import convert_page
@@ -116,15 +116,15 @@ def test_files_copied_over_while_a_worker_loads_them_give_no_old_fingerprint_to_
 
 def test_workers_whose_pages_have_another_form_have_another_page_identity(tiny: Path) -> None:
     found = {}
-    for form in (None, *KV_FORMATS):
+    for form in (None, *FORMS):
         asked = config(str(tiny))
         built = build_runner(asked.model_copy(update={"cache": CacheConfig(kv_format=form)}), tiny)
         found[form] = built.model
         built.close()
     assert found[None] == found["float32"], "the form is the model's dtype unless another is asked for"
     assert len({model.fingerprint for model in found.values()}) == 1, "the form lies beside it"
-    assert len({model.page_identity for model in found.values()}) == len(KV_FORMATS)
-    assert {form: found[form].kv_form.format for form in KV_FORMATS} == {form: form for form in KV_FORMATS}
+    assert len({model.page_identity for model in found.values()}) == len(FORMS)
+    assert {form: found[form].kv_form.format for form in FORMS} == {form: form for form in FORMS}
     elements = PAGE_BYTES // 4
     scales = elements // (TINY.hidden_size // TINY.num_attention_heads)
     assert found["bfloat16"].page_bytes == 2 * elements

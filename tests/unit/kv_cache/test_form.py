@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from twostroke.kv_cache.form import FORMS, KvForm, PageShape, page_form
+from twostroke.kv_cache.form import FORMS, KvForm, page_form
 from twostroke.models.spec import DTYPE_BYTES
+from twostroke.page_forms.page_form import PageShape
 
 SHAPE = PageShape(layers=30, kv_heads=3, block=16, head_dim=64)
 

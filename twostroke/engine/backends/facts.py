@@ -16,11 +16,12 @@ from twostroke.config import Role, WorkerConfig
 from twostroke.config.worker import kv_format_of
 from twostroke.engine.backends.memory_plan import MemoryPlan
 from twostroke.kv_cache.block import HASH_SCHEME
-from twostroke.kv_cache.form import Conversion, KvForm, PageShape, page_form
+from twostroke.kv_cache.form import Conversion, KvForm, page_form
 from twostroke.kv_cache.groups.page_group import PageGroup
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.kv_cache.windows.shape import WindowShape
 from twostroke.models.weights.digest import DIGEST_BYTES
+from twostroke.page_forms.page_form import PageShape
 
 if TYPE_CHECKING:  # torch, which a fleet of paced workers does without
     import torch

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from twostroke.base.errors import ConfigError
 from twostroke.config import WorkerConfig
-from twostroke.kv_cache.form import PageShape
 from twostroke.kv_cache.groups.page_group import PageGroup
 from twostroke.kv_cache.layout import PageRegion, PoolLayout
 from twostroke.kv_cache.memory import Pages
 from twostroke.kv_cache.pool_size import PoolSize
 from twostroke.kv_cache.windows.pool_share import SharedPool
 from twostroke.models.memory_needs import WeightBytes
+from twostroke.page_forms.page_form import PageShape
 
 
 @dataclass(frozen=True, slots=True)

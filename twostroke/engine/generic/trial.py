@@ -24,6 +24,7 @@ from twostroke.engine.determinism import Determinism
 from twostroke.kernels.attention.interface import AttentionBackend, RaggedBatch, RaggedPlaces
 from twostroke.kernels.pools.parted_pool import AnyPool, parts_of
 from twostroke.kernels.products.steady import telling_rows, telling_weight
+from twostroke.kv_cache.form import FORMS
 from twostroke.kv_cache.layout import SCRATCH_PAGES
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.decoders.choice import LoadOptions
@@ -47,17 +48,6 @@ MOST_ROWS: Final = 256
 """Numbers of rows whose products are compared with those of `MOST_ROWS`."""
 TOLD_OUTPUTS: Final = 4096
 """Outputs of a product that are compared at most: a head's would take gigabytes, and change no choice of a kernel."""
-BOUNDS: Final = {
-    "float32": 1e-3,
-    "bfloat16": 0.15,
-    "float16": 0.03,
-    "int8": 0.2,
-    "fp8_e4m3": 0.3,
-    "fp8_e5m2": 0.5,
-    "int4": 0.7,
-}
-"""The largest distance of a served model, by the coarser of the model's dtype and the form of its pages. Rounding stays
-well below it; a wrong scale, mask or position is far above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +91,9 @@ class GenericCode:
         --deterministic promises differ.
         """
         assert isinstance(model, PagedModel)
-        name, formats = spec.architecture, (config.dtype, *(part.form.name for part in parts_of(pool)))
+        name, forms = spec.architecture, (FORMS[config.dtype], *(part.form for part in parts_of(pool)))
         found = measured(model, memory, angles, block_size=pool.block, vocab=spec.vocab_size)
-        bound = max(BOUNDS[each] for each in formats)
+        bound = max(form.largest_distance for form in forms)  # by the coarser of dtype and pages
         log.info(
             "generic model tried model=%s plain_distance=%.1e split_distance=%.1e bound=%.1e same_bits=%s",
             name,

@@ -12,9 +12,9 @@ import torch
 from twostroke.kernels.attention.interface import RaggedBatch
 from twostroke.kernels.attention.rules import AnyRules, AttentionRule
 from twostroke.kernels.cpu.build import Kernels
+from twostroke.kernels.cpu.native_step import NativeRule, NativeStep
 from twostroke.kernels.cpu.team import Team
-from twostroke.kernels.page_forms.nibble_pool import NibblePool
-from twostroke.kernels.pools.page_pool import PagePool
+from twostroke.kernels.page_forms.form_kernels import FormKernels, kernels_of
 from twostroke.kernels.pools.parted_pool import (
     AnyPool,
     UniformPool,
@@ -29,56 +29,7 @@ from twostroke.kernels.pools.parted_pool import (
 DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Numbers of the types of queries, keys and values, equal to `AttentionStep::dtype` in attention.h."""
 FORMS: Final = ("float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2", "int4")
-"""Forms of pages in the order of `Form` in attention.h."""
-
-
-class NativeRule(ctypes.Structure):
-    """Mirrors `AttentionRule` of attention.h, field by field."""
-
-    _fields_ = (
-        ("scale", ctypes.c_float),
-        ("softcap", ctypes.c_float),
-        ("window", ctypes.c_int64),
-        ("rope", ctypes.c_int64),
-    )
-
-
-class NativeStep(ctypes.Structure):
-    """Mirrors `AttentionStep` of attention.h, field by field."""
-
-    _fields_ = (
-        ("pool", ctypes.c_void_p),
-        ("page_stride", ctypes.c_int64),
-        ("layer_stride", ctypes.c_int64),
-        ("value_offset", ctypes.c_int64),
-        ("head_stride", ctypes.c_int64),
-        ("block", ctypes.c_int64),
-        ("heads", ctypes.c_int64),
-        ("kv_heads", ctypes.c_int64),
-        ("head_dim", ctypes.c_int64),
-        ("tokens", ctypes.c_int64),
-        ("cosines", ctypes.c_void_p),
-        ("sines", ctypes.c_void_p),
-        ("ropes", ctypes.c_int64),
-        ("write_slots", ctypes.c_void_p),
-        ("positions", ctypes.c_void_p),
-        ("sequences", ctypes.c_int64),
-        ("query_starts", ctypes.c_void_p),
-        ("block_tables", ctypes.c_void_p),
-        ("table_stride", ctypes.c_int64),
-        ("rules", ctypes.POINTER(NativeRule)),
-        ("dtype", ctypes.c_int32),
-        ("form", ctypes.c_int32),
-        ("key_centers", ctypes.c_void_p),
-        ("exact_pool", ctypes.c_void_p),
-        ("exact_page_stride", ctypes.c_int64),
-        ("exact_layer_stride", ctypes.c_int64),
-        ("exact_value_offset", ctypes.c_int64),
-        ("exact_head_stride", ctypes.c_int64),
-        ("exact_slots", ctypes.c_void_p),
-        ("latent_dim", ctypes.c_int64),
-        ("value_dim", ctypes.c_int64),
-    )
+"""Forms of pages in the order of `Form` in attention.h. Pages of another form are torch's."""
 
 
 class NativePlace(ctypes.Structure):
@@ -117,7 +68,7 @@ class NativeAttention:
         dtype: torch.dtype | None = None,
     ) -> None:
         parts = zip(parts_of(pool), rules_of_parts(pool, rules), strict=True)
-        self.parts = [(part, _native_rules(of_part)) for part, of_part in parts]
+        self.parts = [(part, kernels_of(part.form), _native_rules(of_part)) for part, of_part in parts]
         self.groups = groups_of_parts(pool)
         self.exact = first_exact(pool)
         self.places = places_of_layers(pool)
@@ -128,7 +79,7 @@ class NativeAttention:
         assert pool.rope_dim % 2 == 0, "the kernel rotates the two halves of a head"
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self.pool = pool
-        self.dtype = dtype or _dtype_of(parts_of(pool)[0])
+        self.dtype = dtype or parts_of(pool)[0].dtype
         self.heads = heads
         self.team = team
         self.native_store = kernels.function(
@@ -161,21 +112,19 @@ class NativeAttentionStep:
         self._keep = (batch, query_starts)
         """Keeps alive what the native steps point into."""
         parts = zip(backend.parts, backend.groups, strict=True)
-        steps = [self._step(part, rules, batch.of_group(group), query_starts) for (part, rules), group in parts]
+        steps = [self._step(*part, batch.of_group(group), query_starts) for part, group in parts]
         self._natives = (NativeStep * len(steps))(*steps)
         self.address = ctypes.addressof(self._natives)
         """The address of the native steps, for other kernels of the same step."""
         self.places_address = backend.places_address
 
-    def _step(self, part: UniformPool, rules: Rules, batch: RaggedBatch, query_starts: torch.Tensor) -> NativeStep:
+    def _step(
+        self, part: UniformPool, kernels: FormKernels, rules: Rules, batch: RaggedBatch, query_starts: torch.Tensor
+    ) -> NativeStep:
         """Returns the native step of a part of the layers."""
         native = _native_step(self._backend, part, batch, query_starts)
         native.rules, native.ropes = rules, 2 * batch.cosines.shape[1] // part.rope_dim
-        if isinstance(part, NibblePool):
-            assert batch.exact_slots is not None
-            _point_to_nibbles(native, part, batch.exact_slots)
-        else:
-            _point_to_numbers(native, part)
+        kernels.point(native, part, batch)
         return native
 
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -242,10 +191,6 @@ def _native_rules(rules: Sequence[AttentionRule]) -> Rules:
     )
 
 
-def _dtype_of(pool: UniformPool) -> torch.dtype:
-    return (pool.exact.pool if isinstance(pool, NibblePool) else pool).numbers.dtype
-
-
 def _native_step(
     backend: NativeAttention, pool: UniformPool, batch: RaggedBatch, query_starts: torch.Tensor
 ) -> NativeStep:
@@ -272,25 +217,3 @@ def _native_step(
         dtype=DTYPES[backend.dtype],
         form=FORMS.index(pool.form.name),
     )
-
-
-def _strides(pool: PagePool) -> tuple[int, int, int, int]:
-    """Returns the bytes from page to page, layer to layer, keys to values and head to head."""
-    page, layer, value, head, *_ = (each * pool.numbers.element_size() for each in pool.numbers.stride())
-    return page, layer, value, head
-
-
-def _point_to_numbers(step: NativeStep, pool: PagePool) -> None:
-    step.pool = pool.numbers.data_ptr()
-    step.page_stride, step.layer_stride, step.value_offset, step.head_stride = _strides(pool)
-    step.latent_dim = pool.latent_dim or 0
-    if pool.key_centers is not None:
-        step.key_centers = pool.key_centers.data_ptr()
-
-
-def _point_to_nibbles(step: NativeStep, pool: NibblePool, exact_slots: torch.Tensor) -> None:
-    step.pool = pool.heads.data_ptr()
-    step.page_stride, step.layer_stride, step.head_stride, _ = pool.heads.stride()
-    exact = pool.exact.pool
-    step.exact_pool, step.exact_slots = exact.numbers.data_ptr(), exact_slots.data_ptr()
-    step.exact_page_stride, step.exact_layer_stride, step.exact_value_offset, step.exact_head_stride = _strides(exact)

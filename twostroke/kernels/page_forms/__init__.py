@@ -1,1 +1,1 @@
-"""Pages with numbers of few bits: their pools, their attention, and conversions between forms."""
+"""The kernels of page forms: pools, attention, and conversions between forms. `form_kernels.py` says what each has."""

@@ -17,7 +17,8 @@ import torch
 
 from twostroke.kernels.attention.interface import RaggedBatch
 from twostroke.kernels.pools.page_pool import PagePool
-from twostroke.kv_cache.form import FORMS, PageShape
+from twostroke.kv_cache.form import FORMS
+from twostroke.page_forms.page_form import PageShape
 
 MAP_NORESERVE: Final = 0x4000
 """The flag of Linux with which no memory is set aside for pages that are never touched."""

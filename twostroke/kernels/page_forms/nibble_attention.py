@@ -12,8 +12,9 @@ from torch.nn import functional
 from twostroke.kernels import reference
 from twostroke.kernels.attention.interface import RaggedBatch
 from twostroke.kernels.attention.rules import AnyRules, AttentionRule, rules_of
-from twostroke.kernels.page_forms.nibble_pool import BLOCK, NibblePool
+from twostroke.kernels.page_forms.nibble_pool import NibblePool
 from twostroke.kernels.pools.parted_pool import with_exact_slots
+from twostroke.page_forms.int4 import BLOCK
 
 
 class NibbleAttention:

@@ -13,16 +13,11 @@ from typing import Final
 import torch
 from torch.nn import functional
 
-from twostroke.base.errors import ConfigError
 from twostroke.kernels.page_forms.exact_pages import ExactPages
-from twostroke.kv_cache.form import FORMS, VALUE_GROUP, PageForm, PageShape
+from twostroke.kv_cache.form import FORMS
+from twostroke.page_forms.int4 import BLOCK, PER_WORD, VALUE_GROUP, check_shape
+from twostroke.page_forms.page_form import PageForm, PageShape
 
-BLOCK: Final = 16
-"""Tokens of a block: scales of keys span it."""
-PER_WORD: Final = 8
-"""Numbers in a word of 32 bits."""
-LARGEST_DIM: Final = 256
-"""Values of a head that the native kernel has room for."""
 LARGEST_HALF: Final = 65504.0
 SMALLEST_SCALE: Final = 2.0**-24
 """The smallest float16: numbers that are as good as equal have no scale."""
@@ -79,6 +74,11 @@ class NibblePool:
     def device(self) -> torch.device:
         return self.heads.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the exact pages, which is that of queries."""
+        return self.exact.pool.dtype
+
     def read(self, pages: torch.Tensor, layer: int) -> torch.Tensor:
         """Returns what the pages [n] store, float32 [n, 2, kv_heads, block, D]."""
         return unpacked(self.heads[pages, layer], self.head_dim).movedim(-3, 1)
@@ -86,18 +86,6 @@ class NibblePool:
     def store(self, pages: torch.Tensor, layer: int, rows: torch.Tensor) -> None:
         """Stores whole blocks: rows [n, 2, kv_heads, block, D] of any float dtype."""
         self.heads[pages, layer] = packed(rows.movedim(1, -3))
-
-
-def check_shape(shape: PageShape) -> None:
-    """Raises ConfigError for blocks and heads that 4-bit pages do not take."""
-    if shape.block != BLOCK:
-        raise ConfigError(f"--kv-format int4 needs --block-size {BLOCK}, not {shape.block}", field="kv_format")
-    if shape.head_dim % PER_WORD or shape.head_dim > LARGEST_DIM:
-        raise ConfigError(
-            f"--kv-format int4 needs heads of a multiple of {PER_WORD} values, at most {LARGEST_DIM}; "
-            f"this model's have {shape.head_dim}",
-            field="kv_format",
-        )
 
 
 def packed(rows: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,9 @@ from typing import Final
 import torch
 
 from twostroke.base.errors import ConfigError
-from twostroke.kv_cache.form import FORMS, SCALE_BYTES, PageForm, PageShape
+from twostroke.kv_cache.form import FORMS
+from twostroke.page_forms.page_form import PageForm, PageShape
+from twostroke.page_forms.scaled import SCALE_BYTES
 
 PLAIN: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Forms that store plain numbers."""
@@ -116,6 +118,22 @@ class PagePool:
     @property
     def device(self) -> torch.device:
         return self.numbers.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the numbers, and by default that of queries."""
+        return self.numbers.dtype
+
+    @property
+    def exact(self) -> None:
+        """Each token is stored on its own, so none lies exact beside the pages."""
+        return None
+
+    @property
+    def byte_strides(self) -> tuple[int, int, int, int]:
+        """Returns the bytes from page to page, layer to layer, keys to values and head to head."""
+        page, layer, value, head, *_ = (each * self.numbers.element_size() for each in self.numbers.stride())
+        return page, layer, value, head
 
     def write(self, k: torch.Tensor, v: torch.Tensor, layer: int, write_slots: torch.Tensor) -> None:
         """Puts k, v [T, kv_heads, D] of any dtype into slots page * block + offset. Pages of latents take only k."""

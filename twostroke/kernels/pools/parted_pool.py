@@ -16,11 +16,45 @@ from twostroke.kernels.attention.interface import AttentionBackend, AttentionSte
 from twostroke.kernels.attention.rules import AnyRules, AttentionRule, rules_of
 from twostroke.kernels.attention.spans import Spans, TokenSlots
 from twostroke.kernels.page_forms.exact_pages import ExactPages, ExactPlaces, NoExactSlots
-from twostroke.kernels.page_forms.nibble_pool import NibblePool
-from twostroke.kernels.pools.page_pool import PagePool
+from twostroke.page_forms.page_form import PageForm
 
-UniformPool = PagePool | NibblePool
-"""Pages, or parts of pages, with layers of one form."""
+
+class UniformPool(Protocol):
+    """Pages, or parts of pages, with layers of one form. The kernels of the form make it and know what is in it."""
+
+    @property
+    def form(self) -> PageForm: ...
+
+    @property
+    def layers(self) -> int: ...
+
+    @property
+    def kv_heads(self) -> int: ...
+
+    @property
+    def block(self) -> int:
+        """Tokens of a block."""
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def rope_dim(self) -> int:
+        """Numbers of a query and a key that are rotated."""
+
+    @property
+    def latent_dim(self) -> int | None: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of queries, keys and values, where none is named."""
+
+    @property
+    def exact(self) -> ExactPages | None:
+        """What holds the tokens of unfinished blocks, if the form stores blocks whole."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +93,7 @@ class PartedPool:
         return self.parts[0].device
 
 
-AnyPool = PagePool | NibblePool | PartedPool
+AnyPool = UniformPool | PartedPool
 
 
 def parts_of(pool: AnyPool) -> tuple[UniformPool, ...]:
@@ -99,7 +133,7 @@ def exact_places(pool: AnyPool) -> ExactPlaces:
 
 def first_exact(pool: AnyPool) -> ExactPages | None:
     """Returns the exact pages of the first part that has any."""
-    return next((part.exact for part in parts_of(pool) if isinstance(part, NibblePool)), None)
+    return next((part.exact for part in parts_of(pool) if part.exact is not None), None)
 
 
 def with_exact_slots(batch: RaggedBatch, exact: ExactPages | None) -> RaggedBatch:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from twostroke.base.errors import ConfigError
 from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
-from twostroke.kv_cache.form import AnyForm, PageShape, page_form
+from twostroke.kv_cache.form import AnyForm, page_form
 from twostroke.kv_cache.groups.page_group import groups_apart
 from twostroke.kv_cache.pool_size import enough_pages, host_pool_bytes
 from twostroke.models.catalog.places import locate
@@ -18,6 +18,7 @@ from twostroke.models.known_specs import known_spec
 from twostroke.models.memory_needs import WeightBytes, plain_weights, weights_on_cpu
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.stored.model_files import LayoutOf, layouts_in
+from twostroke.page_forms.page_form import PageShape
 
 FLAG = "--draft-model"
 CACHE_FLAG = "--draft-cache-memory"

@@ -20,7 +20,7 @@ from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.choice import choose_kernels
 from twostroke.kernels.cpu.team import Team
-from twostroke.kv_cache.form import PageShape, page_form
+from twostroke.kv_cache.form import page_form
 from twostroke.models.catalog import places
 from twostroke.models.decoders.choice import LoadOptions, load_model
 from twostroke.models.page_forms.balanced_keys import balanced, key_centers
@@ -28,6 +28,7 @@ from twostroke.models.registry import read_spec
 from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.stored.formats import open_weights
+from twostroke.page_forms.page_form import PageShape
 
 BLOCK: Final = 16
 CHUNK: Final = 256

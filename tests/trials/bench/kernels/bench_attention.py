@@ -13,9 +13,9 @@ from tests.unit.kernels.pools.whole_pool import pool_over
 from twostroke.config.cache import KV_FORMATS
 from twostroke.kernels.attention.interface import RaggedBatch
 from twostroke.kernels.choice import choose_attention
-from twostroke.kernels.page_forms.nibble_pool import NibblePool
-from twostroke.kernels.pools.parted_pool import AnyPool, parts_of
-from twostroke.kv_cache.form import page_form
+from twostroke.kernels.page_forms.page_conversion import convert_page
+from twostroke.kernels.pools.parted_pool import AnyPool
+from twostroke.kv_cache.form import Conversion, KvForm, page_form
 
 BLOCK = 16
 
@@ -104,16 +104,12 @@ def all_layers(setting: Setting, span: Span, form: str) -> Callable[[], None]:
 def _filled_pool(setting: Setting, pages: int, form: str) -> AnyPool:
     """Returns pages that hold normal numbers."""
     shape = setting.spec.page_shape(BLOCK)
-    data = torch.zeros(pages, page_form(form).page_bytes(shape), dtype=torch.uint8)
-    pool = pool_over(data, page_form(form), shape, setting.dtype)
-    for part in parts_of(pool):
-        for layer in range(part.layers):
-            if isinstance(part, NibblePool):
-                part.store(torch.arange(pages), layer, torch.randn(pages, 2, part.kv_heads, BLOCK, part.head_dim))
-            else:
-                numbers = torch.randn(pages * BLOCK, part.kv_heads, part.head_dim)
-                part.write(numbers, numbers, layer, torch.arange(pages * BLOCK))
-    return pool
+    data = torch.empty(pages, page_form(form).page_bytes(shape), dtype=torch.uint8)
+    conversion = Conversion(KvForm("float32"), KvForm(form), shape, has_pieces=False)
+    numbers = page_form("float32").page_bytes(shape) // 4
+    for page in data:
+        convert_page(conversion, torch.randn(numbers).view(torch.uint8), page)
+    return pool_over(data, page_form(form), shape, setting.dtype)
 
 
 def _batch(span: Span, blocks: int, rope_dim: int) -> RaggedBatch:

@@ -22,10 +22,11 @@ from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.pools.page_pool import PagePool
 from twostroke.kernels.torch_attention.aligned import AlignedAttention
 from twostroke.kernels.torch_attention.gathered import TorchAttention
-from twostroke.kv_cache.form import FORMS, PageShape, page_form
+from twostroke.kv_cache.form import FORMS, page_form
 from twostroke.models.families.table import FAMILIES
 from twostroke.models.rope import rope_tables
 from twostroke.models.spec import RopeSpec
+from twostroke.page_forms.page_form import PageShape
 
 LAYERS, LAYER = 3, 1
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

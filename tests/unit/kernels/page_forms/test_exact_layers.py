@@ -25,7 +25,8 @@ from twostroke.kernels.attention.interface import AttentionBackend
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.page_forms.page_conversion import convert_page
 from twostroke.kernels.pools.parted_pool import PartedPool
-from twostroke.kv_cache.form import FORMS, Conversion, KvForm, PageShape, page_form
+from twostroke.kv_cache.form import FORMS, Conversion, KvForm, page_form
+from twostroke.page_forms.page_form import PageShape
 
 LAYERS = 5
 Spans = list[tuple[int, int, int]]

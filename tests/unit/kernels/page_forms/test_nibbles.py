@@ -18,9 +18,11 @@ from tests.unit.kernels.page_forms.test_page_forms import LAYER, SLACK, TORCH, V
 from twostroke.base.errors import ConfigError
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.page_forms.exact_pages import ExactPages
-from twostroke.kernels.page_forms.nibble_pool import BLOCK, NibblePool, check_shape, packed, unpacked
+from twostroke.kernels.page_forms.nibble_pool import NibblePool, packed, unpacked
 from twostroke.kernels.page_forms.page_conversion import convert_page
-from twostroke.kv_cache.form import FORMS, Conversion, KvForm, PageShape
+from twostroke.kv_cache.form import FORMS, Conversion, KvForm
+from twostroke.page_forms.int4 import BLOCK, check_shape
+from twostroke.page_forms.page_form import PageShape
 
 PATHS = [*VARIANTS, TORCH]
 

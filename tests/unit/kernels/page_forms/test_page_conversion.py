@@ -20,7 +20,8 @@ from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.page_forms.page_conversion import convert_page
 from twostroke.kernels.pools.page_pool import PLAIN, PagePool
-from twostroke.kv_cache.form import FORMS, Conversion, JointForm, KvForm, PageShape, page_form
+from twostroke.kv_cache.form import FORMS, Conversion, JointForm, KvForm, page_form
+from twostroke.page_forms.page_form import PageShape
 
 BY_TOKEN = [form for form in KV_FORMATS if not FORMS[form].spans_block]
 PAIRS = [pair for pair in itertools.product(BY_TOKEN, BY_TOKEN) if pair[0] != pair[1]]

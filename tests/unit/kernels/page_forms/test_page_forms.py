@@ -21,16 +21,17 @@ from tests.unit.kernels.pools.whole_pool import pool_over
 from tests.unit.kernels.variants import LATER, VARIANTS
 from twostroke.base.errors import ConfigError
 from twostroke.config.cache import KV_FORMATS
-from twostroke.kernels import reference
+from twostroke.kernels import choice, reference
 from twostroke.kernels.attention.interface import AttentionBackend, RaggedBatch
 from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu import attention as native
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team
-from twostroke.kernels.pools.page_pool import BYTES, LARGEST, PagePool, quantised
-from twostroke.kernels.pools.parted_pool import AnyPool
-from twostroke.kv_cache.form import FORMS, PageShape, page_form
+from twostroke.kernels.pools.page_pool import BYTES, LARGEST, PLAIN, PagePool, quantised
+from twostroke.kernels.pools.parted_pool import AnyPool, parts_of
+from twostroke.kv_cache.form import FORMS, page_form
+from twostroke.page_forms.page_form import PageShape
 
 TORCH = "torch"
 ALIGNED = "torch, deterministic"
@@ -51,8 +52,33 @@ shapes = st.builds(
 )
 
 
-def test_every_format_that_can_be_asked_for_is_a_form_and_has_kernels() -> None:
-    assert set(KV_FORMATS) == set(native.FORMS) == set(FORMS)
+@pytest.mark.parametrize("form", KV_FORMATS)
+def test_every_format_that_can_be_asked_for_is_a_form_and_has_kernels(form: str) -> None:
+    prompts = Prompts(PageShape(2, 2, 16, 64), 4, (5,), torch.bfloat16)
+    (pool,) = parts_of(prompts.over(prompts.data(form), form))
+    assert pool.form is FORMS[form]
+    assert (pool.layers, pool.kv_heads, pool.block, pool.head_dim) == (2, 2, 16, 64)
+    assert pool.dtype == (PLAIN.get(form) or pool.dtype)
+    assert (pool.exact is not None) == FORMS[form].spans_block
+
+
+def test_a_form_that_native_kernels_do_not_know_is_computed_by_torch(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = Prompts(PageShape(4, 2, 16, 64), 4, (5,), torch.bfloat16)
+    monkeypatch.setattr(choice, "NATIVE_FORMS", ("bfloat16",))
+    found = {
+        form: choose_attention(
+            prompts.over(prompts.data(form), form), heads=4, rules=1.0, kernels=kernels, dtype=torch.bfloat16
+        )
+        for form in ("bfloat16", "int8", "int8+1xbfloat16", "int4")
+    }
+    assert {form: isinstance(each, NativeAttention) for form, each in found.items()} == {
+        "bfloat16": True,
+        "int8": False,
+        "int8+1xbfloat16": False,
+        "int4": False,
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,15 +167,13 @@ class Prompts:
 
 
 def backend_of(prompts: Prompts, pool: AnyPool, path: str, kernels: Mapping[str, Kernels]) -> AttentionBackend:
-    if path in kernels:
-        return NativeAttention(pool, prompts.heads, prompts.scale, kernels[path], None, prompts.dtype)
     return choose_attention(
         pool,
         heads=prompts.heads,
         rules=prompts.scale,
-        kernels=None,
+        kernels=kernels.get(path),
         dtype=prompts.dtype,
-        is_deterministic=path == ALIGNED,
+        is_deterministic=path != TORCH,
     )
 
 
@@ -237,7 +261,7 @@ def test_no_chunk_no_neighbour_and_no_stale_byte_changes_a_bit(
 
 
 @pytest.mark.parametrize("path", VARIANTS)
-@pytest.mark.parametrize("form", KV_FORMATS)
+@pytest.mark.parametrize("form", native.FORMS)
 def test_a_row_is_the_same_with_one_thread_and_two(built_kernels: Mapping[str, Kernels], path: str, form: str) -> None:
     prompts = Prompts(PageShape(2, 3, 16, 64), 9, (1100, 150, 40), torch.bfloat16)
     pool = prompts.over(prompts.data(form), form)

@@ -17,8 +17,9 @@ from twostroke.kernels.attention.rules import AttentionRule
 from twostroke.kernels.choice import choose_attention, grouped_pool
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.pools.parted_pool import AnyPool
-from twostroke.kv_cache.form import PageShape, page_form
+from twostroke.kv_cache.form import page_form
 from twostroke.kv_cache.groups.page_group import PageGroup, page_groups
+from twostroke.page_forms.page_form import PageShape
 
 BLOCK = 16
 WINDOWS = (40, 24, None, 40, None, 40)

@@ -9,7 +9,8 @@ import torch
 from twostroke.kernels.choice import grouped_pool
 from twostroke.kernels.page_forms.exact_pages import ExactPages
 from twostroke.kernels.pools.parted_pool import AnyPool
-from twostroke.kv_cache.form import AnyForm, PageShape
+from twostroke.kv_cache.form import AnyForm
+from twostroke.page_forms.page_form import PageShape
 
 
 def pool_over(

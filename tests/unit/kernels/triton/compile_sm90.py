@@ -30,7 +30,8 @@ from twostroke.kernels.triton import codes, decode, elementwise, grouped, prefil
 from twostroke.kernels.triton.bytes import KINDS
 from twostroke.kernels.triton.checks import pool_arguments
 from twostroke.kernels.triton.page_forms import nibble_spans, nibbles
-from twostroke.kv_cache.form import VALUE_GROUP, PageShape
+from twostroke.page_forms.int4 import VALUE_GROUP
+from twostroke.page_forms.page_form import PageShape
 
 KV_HEADS, GROUP, BLOCK = 8, 4, 16
 FLOATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}

@@ -17,7 +17,8 @@ from twostroke.kernels.pools.page_pool import BYTES, PLAIN, PagePool
 from twostroke.kernels.triton.attention import LEAST_SHARED_BYTES, TritonAttention
 from twostroke.kernels.triton.decode import DecodeTuning, decode_attention, decode_tuning, plan_decode
 from twostroke.kernels.triton.prefill import PrefillTuning, prefill_tuning
-from twostroke.kv_cache.form import FORMS, PageShape
+from twostroke.kv_cache.form import FORMS
+from twostroke.page_forms.page_form import PageShape
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from twostroke.kernels.attention.interface import AttentionStep, RaggedBatch
 from twostroke.kernels.attention.spans import Spans, TokenSlots
 from twostroke.kernels.page_forms.exact_pages import ExactPages
 from twostroke.kernels.page_forms.nibble_attention import NibbleAttention
-from twostroke.kernels.page_forms.nibble_pool import BLOCK, NibblePool
+from twostroke.kernels.page_forms.nibble_pool import NibblePool
 from twostroke.kernels.pools.parted_pool import (
     AnyPool,
     PartedDeviceAttention,
@@ -28,7 +28,9 @@ from twostroke.kernels.pools.parted_pool import (
 from twostroke.kernels.triton.attention import TritonAttention
 from twostroke.kernels.triton.decode import DecodeTuning
 from twostroke.kernels.triton.page_forms.nibble_attention import TritonNibbleAttention
-from twostroke.kv_cache.form import PageShape, page_form
+from twostroke.kv_cache.form import page_form
+from twostroke.page_forms.int4 import BLOCK
+from twostroke.page_forms.page_form import PageShape
 
 SLACK = {torch.float32: 2e-5, torch.bfloat16: 6e-2, torch.float16: 5e-3}
 """The interpreter cuts float32 off to bfloat16 where devices and torch round it: twice the error."""

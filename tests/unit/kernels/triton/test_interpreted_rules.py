@@ -16,12 +16,13 @@ from twostroke.kernels.attention.rules import AttentionRule, rules_of
 from twostroke.kernels.attention.spans import Spans, TokenSlots
 from twostroke.kernels.page_forms.exact_pages import ExactPages
 from twostroke.kernels.page_forms.nibble_attention import NibbleAttention
-from twostroke.kernels.page_forms.nibble_pool import BLOCK, NibblePool
+from twostroke.kernels.page_forms.nibble_pool import NibblePool
 from twostroke.kernels.pools.page_pool import PagePool
 from twostroke.kernels.triton.attention import TritonAttention, telling_layers
 from twostroke.kernels.triton.decode import DecodeTuning, plan_decode
 from twostroke.kernels.triton.page_forms.nibble_attention import TritonNibbleAttention
-from twostroke.kv_cache.form import PageShape
+from twostroke.page_forms.int4 import BLOCK
+from twostroke.page_forms.page_form import PageShape
 
 PLAIN = AttentionRule(scale=0.1)
 RULES = {

@@ -12,11 +12,12 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 from tests.unit.models.test_registry import SIZES, YARN, saved
 from twostroke.kernels import reference
 from twostroke.kernels.pools.page_pool import PagePool
-from twostroke.kv_cache.form import FORMS, PageShape
+from twostroke.kv_cache.form import FORMS
 from twostroke.models.page_forms.balanced_keys import key_centers
 from twostroke.models.registry import read_spec
 from twostroke.models.rope import MEAN_POSITIONS, rope_tables
 from twostroke.models.weights.files import TensorFiles
+from twostroke.page_forms.page_form import PageShape
 
 WITH_BIAS: dict[str, PreTrainedConfig] = {
     "qwen2": Qwen2Config(**SIZES),

@@ -13,9 +13,10 @@ import torch
 from twostroke.base.ids import Epoch, PageId
 from twostroke.device.memory import DeviceMemory
 from twostroke.kernels.page_forms.page_conversion import convert_page
-from twostroke.kv_cache.form import FORMS, Conversion, KvForm, PageShape
+from twostroke.kv_cache.form import FORMS, Conversion, KvForm
 from twostroke.kv_cache.layout import PageRegion
 from twostroke.kv_cache.memory import PageMemory, Pages
+from twostroke.page_forms.page_form import PageShape
 from twostroke.transfer.base import Identity, PageCopy, ReadOutcome, digest
 from twostroke.transfer.same_host.shm import ShmTransport
 from twostroke.worker.page_forms.converted_pages import ConvertedPages

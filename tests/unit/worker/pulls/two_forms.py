@@ -17,10 +17,11 @@ from tests.unit.transfer.fenced_epochs import metrics
 from twostroke.base.ids import Epoch, PageId, RequestId, SessionId, WorkerId
 from twostroke.config import Role
 from twostroke.kv_cache.block import block_hashes_of, root_hash
-from twostroke.kv_cache.form import FORMS, Conversion, KvForm, PageShape
+from twostroke.kv_cache.form import FORMS, Conversion, KvForm
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.parts import GroupKind, Part
 from twostroke.kv_cache.pool import BlockPool
+from twostroke.page_forms.page_form import PageShape
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc

@@ -22,7 +22,6 @@ from twostroke.engine.extras import NO_BRANCHES, OtherProcesses, RunnerBranches
 from twostroke.kernels.choice import grouped_pool
 from twostroke.kernels.cpu.build import arithmetic_identity
 from twostroke.kernels.cpu.choice import choose_kernels, variant_and_reason
-from twostroke.kernels.page_forms.nibble_pool import check_shape
 from twostroke.kernels.pools.parted_pool import AnyPool
 from twostroke.kv_cache.form import Conversion, check_latents, page_form
 from twostroke.kv_cache.memory import PageMemory
@@ -163,8 +162,7 @@ class CpuBackend:
         spec, form, shares = self.spec, page_form(config.kv_format), shares or (self.spec,)
         shapes = spec.page_shapes(config.cache.block_size, spec.page_groups)
         check_latents(shapes[0], form)
-        if form.spans_block:
-            check_shape(shapes[0])
+        form.check_shape(shapes[0])
         pool = PlannedPool(
             config=config,
             groups=spec.page_groups,

@@ -19,7 +19,6 @@ from twostroke.engine.backends.cuda.runner import DeviceRunner
 from twostroke.engine.backends.facts import LoadedModel, model_facts
 from twostroke.engine.backends.memory_plan import MemoryPlan, MemoryUse, PlannedPool, ProcessNeeds
 from twostroke.engine.determinism import DEVICE
-from twostroke.kernels.page_forms.nibble_pool import check_shape
 from twostroke.kv_cache.form import page_form
 from twostroke.kv_cache.groups.page_group import groups_apart
 from twostroke.kv_cache.memory import Pages
@@ -78,8 +77,7 @@ class CudaBackend:
         small. `shares` divide the whole model among the devices.
         """
         spec, form, block_size = self.spec, page_form(config.kv_format), config.cache.block_size
-        if form.spans_block:
-            check_shape(spec.page_shape(block_size))
+        form.check_shape(spec.page_shape(block_size))
         devices = tuple(
             DevicePlan.of(config, share, device, self.layout_of)
             for share, (device, _) in zip(shares or (spec,), self._devices, strict=True)

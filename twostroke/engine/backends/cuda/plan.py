@@ -18,7 +18,7 @@ from twostroke.kernels.pools.parted_pool import AnyPool, RecordedAttention, exac
 from twostroke.kernels.products.elementwise import Elementwise
 from twostroke.kernels.products.grouped import GroupedProducts
 from twostroke.kernels.products.linear import Linears
-from twostroke.kv_cache.form import AnyForm, PageShape, page_form
+from twostroke.kv_cache.form import AnyForm, page_form
 from twostroke.kv_cache.groups.page_group import page_groups
 from twostroke.models.checks.device_check import check_computed
 from twostroke.models.decoders.collective import Alone, Collective
@@ -41,6 +41,7 @@ from twostroke.models.shares.shared_out import form_of_share, shared_out
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.stored.model_files import LayoutOf
 from twostroke.models.weights.tensors import WeightSource, take_weights
+from twostroke.page_forms.page_form import PageShape
 
 COLLECTIVE_BYTES: Final = 1 << 30
 """For what several processes add on a device, uncounted: NCCL's buffers, and the context of the first one, which moves

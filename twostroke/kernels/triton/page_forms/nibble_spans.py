@@ -15,7 +15,7 @@ import triton.language as tl
 
 from twostroke.kernels.attention.rules import AnyRules, rule_of
 from twostroke.kernels.attention.spans import Spans
-from twostroke.kernels.page_forms.nibble_pool import BLOCK, NibblePool
+from twostroke.kernels.page_forms.nibble_pool import NibblePool
 from twostroke.kernels.triton.checks import check_heads, check_sinks, check_spans, sinks_of
 from twostroke.kernels.triton.decode import (
     MERGE_CHUNK,
@@ -27,6 +27,7 @@ from twostroke.kernels.triton.decode import (
 )
 from twostroke.kernels.triton.page_forms.nibbles import dims_of, exact_arguments, stored_keys, stored_values
 from twostroke.kernels.triton.rules import capped, first_seen, is_seen, rule_arguments, score_factors, with_sink
+from twostroke.page_forms.int4 import BLOCK
 
 LEAST_ROWS: Final = 16
 """The least height of a matrix operand on a device."""

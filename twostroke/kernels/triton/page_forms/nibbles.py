@@ -16,7 +16,7 @@ from twostroke.kernels.attention.spans import TokenSlots
 from twostroke.kernels.page_forms.nibble_pool import LARGEST_HALF, SMALLEST_SCALE, NibblePool
 from twostroke.kernels.triton.checks import check_placement, pool_arguments
 from twostroke.kernels.triton.store import rotate_and_store
-from twostroke.kv_cache.form import VALUE_GROUP
+from twostroke.page_forms.int4 import VALUE_GROUP
 
 LEAST_DIM: Final = 16
 """The least width of a matrix operand on a device."""
