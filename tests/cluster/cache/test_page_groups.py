@@ -83,7 +83,7 @@ async def test_every_hit_is_the_one_that_the_router_predicted(tmp_path: Path) ->
 
 
 async def test_hits_on_lower_tiers_are_those_that_the_router_predicted(tmp_path: Path, right: list[list[int]]) -> None:
-    seeds, log = range(14), tmp_path / "requests.jsonl"
+    seeds, log = range(24), tmp_path / "requests.jsonl"
     cache = SMALL.replace(host_cache_bytes=200 << 10, disk_cache_bytes=32 << 20, disk_cache_dir=str(tmp_path / "pages"))
     async with running_cluster(prefill=1, decode=2, model=SLOW, cache=cache, request_log=log) as cluster:
         client = Client(cluster.grpc)

@@ -109,8 +109,7 @@ LARGE: dict[str, tuple[str, Any]] = {
 async def test_no_large_request_holds_the_event_loop(smollm2_dir) -> None:
     """A quarter of what the same work takes where it is done on the loop, in the same run, would be a hold."""
     text = load_text(str(smollm2_dir))
-    facts = FACTS.__class__(**{**{name: getattr(FACTS, name) for name in FACTS.__slots__}, "max_model_len": 8192,
-                               "pool_tokens": 8192, "vocab_size": 49152})  # fmt: skip
+    facts = dataclasses.replace(FACTS, max_model_len=8192, pool_tokens=8192, vocab_size=49152)
     held: dict[str, tuple[float, float]] = {}
     async with running(text, str(smollm2_dir)) as prepares:
         await prepares.prepare(work_of("/v1/completions", {"prompt": "a " * 2500}, facts), "")

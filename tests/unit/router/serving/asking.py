@@ -83,7 +83,7 @@ class Ask:
         )
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # any state of any fake may be what is waited for
             await asyncio.sleep(0.005)

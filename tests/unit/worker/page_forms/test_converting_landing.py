@@ -170,8 +170,7 @@ async def test_a_page_keeps_its_writer_until_the_conversion_into_it_has_ended(mo
         assert workers.target_pool.count(PageState.QUARANTINED) == BLOCKS
         assert not workers.is_quiet
         slow.go.set()
-        await eventually(task.done)
-        assert workers.is_quiet
+        await eventually(lambda: task.done() and workers.is_quiet)
         assert workers.landing.converter.pages == 1, "those that had not begun are dropped"
         workers.target_pool.check_integrity()
 
