@@ -165,8 +165,10 @@ def _certificates(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
     yield
-    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("pages-")] == []
+    left = set(threading.enumerate()) - before
+    assert [thread.name for thread in left if thread.name.startswith("pages-")] == []
 
 
 @pytest.fixture(params=KINDS)
