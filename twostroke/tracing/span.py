@@ -164,11 +164,14 @@ class OpenSpan(Span):
         self.attributes = LateAttributes(lambda: {**known, **make()})
 
     def event(self, name: str, **attributes: Value) -> None:
-        self.events.append(SpanEvent(name, time.time(), attributes))
+        """Adds an event. One that comes after the span has ended is left out: the span is kept as it is."""
+        if not self.has_ended:
+            self.events.append(SpanEvent(name, time.time(), attributes))
 
     def late_event(self, name: str, make: Callable[[], Mapping[str, Value]]) -> None:
-        """Adds an event whose attributes are made when someone reads them."""
-        self.events.append(SpanEvent(name, time.time(), LateAttributes(make)))
+        """Adds an event, as `event` does, whose attributes are made when someone reads them."""
+        if not self.has_ended:
+            self.events.append(SpanEvent(name, time.time(), LateAttributes(make)))
 
     def end(self, error: str | None = None, at_s: float | None = None) -> None:
         if not self.has_ended:

@@ -54,6 +54,16 @@ def test_every_router_samples_the_same_streams_and_as_many_as_asked() -> None:
     assert all(TraceContext.begin(f"{number}", 1.0).is_sampled for number in range(100))
 
 
+def test_an_event_after_the_end_of_a_span_is_left_out() -> None:
+    exported = Sink()
+    span = Recorder("router-0", ratio=1.0, exporter=exported).root("request", "r", HEADER)
+    span.event("queued")
+    span.end()
+    span.event("too late")
+    span.late_event("too late", dict)
+    assert [event.name for event in exported.spans[0].events] == ["queued"]
+
+
 def test_a_client_decides_about_its_own_trace() -> None:
     exported = Sink()
     recorder = Recorder("router-0", ratio=1.0, exporter=exported)
