@@ -12,7 +12,7 @@ from twostroke.models.drafts.check import CACHE_FLAG, check_draft, check_draft_s
 
 
 class ClusterDraftModel:
-    """A `cluster.branches.FurtherModel`."""
+    """The draft model as a `cluster.branches.FurtherModel`. Nothing happens where the config names none."""
 
     def with_absolute_path(self, config: ClusterConfig) -> ClusterConfig:
         name = config.schedule.draft_model

@@ -34,7 +34,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class NamedAdapters(adapters_pb2_grpc.AdaptersServicer):
-    """A `cluster.supervisor.branches.SupervisorBranch`."""
+    """The names of the fleet's adapters, which the supervisor keeps as one of its branches."""
 
     service = "Adapters"
 

@@ -30,7 +30,7 @@ Reply = TypeVar("Reply")
 
 
 class FleetPins(pins_pb2_grpc.PinsServicer):
-    """A `cluster.supervisor.branches.SupervisorBranch`."""
+    """The pins of the fleet, which the supervisor keeps as one of its branches."""
 
     service = "Pins"
 

@@ -26,7 +26,7 @@ IN_PAIRS: Final = frozenset({"bfloat16", *BYTES})
 
 
 class TokenKernels:
-    """See `FormKernels`."""
+    """The kernels of forms that store each token by itself. `FormKernels` says what the methods do."""
 
     def pool_over(
         self,

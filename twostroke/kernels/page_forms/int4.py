@@ -20,7 +20,7 @@ from twostroke.page_forms.page_form import PagePart
 
 
 class NibbleKernels:
-    """See `FormKernels`. Pages have centers of their own, whatever those of the model."""
+    """The kernels of int4 pages, which have centers of their own, whatever those of the model."""
 
     def pool_over(
         self,
