@@ -40,7 +40,7 @@ CACHES: Final[Mapping[str, Maker]] = {
         (
             *("models", "kernels", "engine", "scheduler", "kv_cache", "page_forms", "ranks", "device"),
             # what copies and converts pages
-            *("transfer", "worker/page_ends.py", "worker/page_forms", "worker/pulls"),
+            *("transfer", "worker/pull_ends.py", "worker/page_forms", "worker/pulls"),
             *("worker/services", "worker/tiers"),
         ),
         ("torch", "transformers", "numpy"),

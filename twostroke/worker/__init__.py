@@ -11,7 +11,7 @@ metrics            the worker's metrics
 branches           the port of branches: what a feature may give a worker
 answers            the port of features that single answers may have
 role_host          a worker and its role, as they see each other
-page_ends          pages as they are served, and where they arrive
+pull_ends          pages as they are served, and where they arrive
 services/          what a worker answers others    pulls/    pages that it pulls
 supply/            who brings missing blocks       measured/ costs of steps, rates of links, limits
 steps/             engine steps

@@ -35,7 +35,7 @@ from twostroke.worker.condition import Condition
 from twostroke.worker.engine_state import EngineState, LoadedBranch
 from twostroke.worker.event_feed import EventFeed
 from twostroke.worker.measured.rates import Rates
-from twostroke.worker.page_ends import LandingInOtherForm, ServedInOtherForm
+from twostroke.worker.pull_ends import LandingInOtherForm, ServedInOtherForm
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.role_host import Loop, RoleHandlers, RoleHost
 from twostroke.worker.supply.supply import Supplier

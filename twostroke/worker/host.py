@@ -30,7 +30,7 @@ from twostroke.worker.branches import Branches, BranchTable
 from twostroke.worker.engine_state import EngineState
 from twostroke.worker.event_feed import EventFeed
 from twostroke.worker.metrics import WorkerMetrics
-from twostroke.worker.page_ends import DirectLanding, PageDigests
+from twostroke.worker.pull_ends import DirectLanding, PageDigests
 from twostroke.worker.pulls.pull_client import PullClient, PullLimits
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.steps.engine_steps import EngineSteps

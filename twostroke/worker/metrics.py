@@ -24,7 +24,7 @@ from twostroke.scheduler.batching import Step
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.transfer.base import PageTransport
-from twostroke.worker.page_ends import PageDigests
+from twostroke.worker.pull_ends import PageDigests
 
 PULL_TROUBLES = (PeerLost, TransferFailed, StaleEpoch, Overloaded)
 """Error kinds that are exported from 0 on, so that their first occurrence has a rate."""

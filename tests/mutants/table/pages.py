@@ -39,7 +39,7 @@ MUTANTS: Final = (
     Mutant(
         name="digest-of-another-generation",
         claim="a page that was given to another block is announced with its own digest",
-        file="twostroke/worker/page_ends.py",
+        file="twostroke/worker/pull_ends.py",
         old="if known is None or known[0] != generation",
         new="if known is None",
         test=(

@@ -26,7 +26,7 @@ from twostroke.transfer.base import Identity, PageEndpoint
 from twostroke.transfer.sockets import handshake
 from twostroke.worker.condition import Condition
 from twostroke.worker.metrics import WorkerMetrics
-from twostroke.worker.page_ends import PageDigests
+from twostroke.worker.pull_ends import PageDigests
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.services.pages_service import PagesService, RequestedBlocks
 

@@ -41,7 +41,7 @@ from twostroke.transfer.base import (
 from twostroke.transfer.same_host import same_host_transport as same_host
 from twostroke.transfer.sockets import handshake
 from twostroke.transfer.sockets.frames import Deadline
-from twostroke.worker.page_ends import DirectLanding, PageDigests
+from twostroke.worker.pull_ends import DirectLanding, PageDigests
 from twostroke.worker.pulls import pull_client
 from twostroke.worker.pulls.pull_client import PullClient, PullLimits
 from twostroke.worker.request_validator import RequestValidator

@@ -13,7 +13,7 @@ from twostroke.device.memory import DeviceMemory
 from twostroke.kv_cache.form import KvForm
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.transfer.base import digest
-from twostroke.worker.page_ends import PageDigests
+from twostroke.worker.pull_ends import PageDigests
 from twostroke.worker.services.pages_service import OwnPages
 
 

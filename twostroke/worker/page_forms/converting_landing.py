@@ -21,8 +21,8 @@ from twostroke.kv_cache.layout import PageRegion
 from twostroke.kv_cache.memory import PageAccess, PageMemory, Pages
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.transfer.base import Identity, PageTransport, digest, until_done
-from twostroke.worker.page_ends import Landed
 from twostroke.worker.page_forms.page_converter import PageConverter, convert
+from twostroke.worker.pull_ends import Landed
 
 BUFFERS = 4
 """Batches of pages that are copied or converted at once."""

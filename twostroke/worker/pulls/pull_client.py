@@ -45,7 +45,7 @@ from twostroke.transfer.base import (
 from twostroke.transfer.registry import better_transports, leading_to
 from twostroke.worker.measured.link_rates import LinkRates
 from twostroke.worker.metrics import WorkerMetrics
-from twostroke.worker.page_ends import DirectLanding, Landing, LandingInOtherForm
+from twostroke.worker.pull_ends import DirectLanding, Landing, LandingInOtherForm
 from twostroke.worker.pulls.pull_call import pull_responses
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.supply.pull_spec import OpenPull, PullReport, PullSpec, open_pull

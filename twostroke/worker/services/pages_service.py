@@ -26,7 +26,7 @@ from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.tracing.span import TraceContext
 from twostroke.worker.branches import LowerPages
 from twostroke.worker.host import WorkerHost
-from twostroke.worker.page_ends import OwnPages, ServedPages
+from twostroke.worker.pull_ends import OwnPages, ServedPages
 from twostroke.worker.services.fetch import BlockFetcher
 
 Message = TypeVar("Message")

@@ -29,10 +29,10 @@ from twostroke.transfer.base import Identity, PageTransport
 from twostroke.transfer.registry import open_transports
 from twostroke.worker.condition import Condition
 from twostroke.worker.measured.page_time import PageTime
-from twostroke.worker.page_ends import DirectLanding, PageDigests
 from twostroke.worker.page_forms.converted_pages import ConvertedPages
 from twostroke.worker.page_forms.converting_landing import ConvertingLanding
 from twostroke.worker.page_forms.page_converter import convert
+from twostroke.worker.pull_ends import DirectLanding, PageDigests
 from twostroke.worker.pulls.pull_client import PullClient, PullLimits
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.services.pages_service import PagesService

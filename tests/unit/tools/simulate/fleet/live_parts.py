@@ -26,7 +26,7 @@ from twostroke.scheduler.step_target import StepTarget
 from twostroke.transfer.base import PageEndpoint, ReadOutcome, TransferResult
 from twostroke.worker.condition import Condition
 from twostroke.worker.measured.rates import Rates
-from twostroke.worker.page_ends import DirectLanding
+from twostroke.worker.pull_ends import DirectLanding
 from twostroke.worker.pulls.pull_client import PullClient, PullLimits
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.services.pages_service import PagesService
