@@ -8,7 +8,9 @@ import signal
 import urllib.request
 from pathlib import Path
 
-from tests.cluster.served import Server, starting, wait_until
+import psutil
+
+from tests.cluster.served import PATIENCE_S, Server, starting, wait_until
 
 PACED = "paced:step_ms=1,max_model_len=512,page_bytes=1024"
 FLAGS = ["--model", PACED, "--kv-cache-memory", "128K", "--served-model-name", "tiny"]
@@ -36,8 +38,10 @@ def flood(server: Server) -> None:
 
 
 def test_a_pinned_system_prompt_outlives_a_flood_its_worker_and_the_supervisor(tmp_path: Path) -> None:
-    with starting(tmp_path, *FLAGS) as server:
+    """The server is that of `make serve ARGS=...`, with a model that needs no fetching, and `down` ends it."""
+    with starting(tmp_path, *FLAGS, by_make=True) as server:
         server.until_printed("Ctrl-C ends it")
+        (launcher,) = psutil.Process(server.process.pid).children()
         added = json.loads(server.command("pin", "add", "--system", SYSTEM, "--owner", "ops", "--json"))
         blocks = added["pinned"] // BLOCK
         assert {(each["worker_id"], each["state"], each["ready_blocks"]) for each in added["held"]} == {
@@ -71,3 +75,5 @@ def test_a_pinned_system_prompt_outlives_a_flood_its_worker_and_the_supervisor(t
         assert pins_of(server) == []
         for worker in json.loads(server.command("status", "--json"))["workers"]:
             assert worker["pages_pinned"] == 0
+        assert server.command("down").startswith(f"stopped {launcher.pid} ")
+        assert server.process.wait(PATIENCE_S) == 0

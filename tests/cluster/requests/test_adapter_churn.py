@@ -15,13 +15,15 @@ from tests.trials.chaos.adapters.churn import Churn, Prompt, Stage
 from tests.trials.chaos.adapters.fleet import BASE, churned, fleet
 
 PACED = "paced:step_ms=2,max_model_len=512,page_bytes=1024"
-NAMES, SERVED, VERSIONS, SECONDS = 20, 16, 24, 6.0
+NAMES, SERVED, VERSIONS, SECONDS = 12, 8, 10, 4.0
+KEPT = "4"
+"""Adapters that a worker keeps: half of what is served."""
 PROMPTS: list[Prompt] = [tuple(random.Random(number).choices(range(200), k=70)) for number in range(3)]
 
 
 async def test_no_answer_is_another_versions_while_adapters_come_and_go(tmp_path: Path) -> None:
     loras = tmp_path / "loras"
-    with fleet(tmp_path, loras, "--model", PACED, "--kv-cache-memory", "1M") as (server, calls):
+    with fleet(tmp_path, loras, "--model", PACED, "--kv-cache-memory", "1M", "--max-loras", KEPT) as (server, calls):
         churn = Churn(paced_stage(calls, loras), calls, seed=3, pause_s=0.3)
         seen, counted = await churned(server, churn, SECONDS, kills=False)
     assert seen.wrong == []

@@ -115,7 +115,8 @@ def test_adapters_are_models_of_their_own_over_replacements_and_restarts(tmp_pat
         assert [each["name"] for each in listed] == ["first", "second"] == sorted(models(server).keys() - {"tiny"})
 
 
-@pytest.mark.parametrize("why", [pytest.param("no folder", marks=pytest.mark.slow), "dora"])
+@pytest.mark.slow
+@pytest.mark.parametrize("why", ["no folder", "dora"])
 def test_an_adapter_that_cannot_be_served_ends_the_start_in_one_line(tmp_path: Path, why: str) -> None:
     folder = write_adapter(tmp_path / "a", use_dora=True) if why == "dora" else tmp_path / "a"
     with starting(tmp_path, *FLAGS, "--lora-modules", f"a={folder}") as server:

@@ -33,10 +33,10 @@ from twostroke.models.catalog.places import locate
 from twostroke.models.registry import read_spec
 
 BLOCK: Final = 16
-LENGTHS: Final = (3, 16, 33, 47, 64, 100, 150)
-GROWING: Final = 4
+LENGTHS: Final = (3, 16, 33, 64, 100)
+GROWING: Final = 6
 """Short prompts with long answers, which do not fit the pages of one decode worker together."""
-GROWN_TOKENS: Final = 128
+GROWN_TOKENS: Final = 80
 PAGES: Final = 16
 HOST_BYTES: Final = 4 << 20
 """Host memory below the pages of models whose layers with a window keep their parts of blocks apart."""
