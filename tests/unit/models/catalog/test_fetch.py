@@ -364,6 +364,12 @@ def test_a_directory_without_tokenizer_json_gets_a_twin_that_has_one(
     (source / "config.json").write_text('{"model_type": "llama"}')
     (source / "model.safetensors").write_bytes(b"weights")
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path / "cache"))
+
+    def convert(arguments: list[str], doing: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["-c", *arguments[2:]])
+        exec(arguments[1], {})  # as in a process of its own, which loads transformers for seconds
+
+    monkeypatch.setattr(fetch, "_run_python", convert)
     assert locate(str(source), "float32") is None
     twin = fetch.fetch(str(source), "float32", silent)
     assert locate(str(source), "float32") == twin
