@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from twostroke.base.ids import BlockHash, SessionId
 
 
-class PageState(enum.Enum):
+class PageState(enum.StrEnum):
     FREE = "free"
     CACHED = "cached"
     PINNED = "pinned"
