@@ -100,11 +100,7 @@ class FullGroup(GroupPool):
     def release(self, pages: Iterable[PageId]) -> None:
         """Releases one hold on each page, last first: a block's children become evictable before it."""
         for page in reversed(list(pages)):
-            record = self._pages[page]
-            assert record.refs > 0, f"page {page} is released more often than held"
-            record.refs -= 1
-            if record.refs == 0:
-                self._retire(page)
+            self._release(page)
 
     # Writing
 

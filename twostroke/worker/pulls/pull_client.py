@@ -48,7 +48,8 @@ from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.pull_ends import DirectLanding, Landing, LandingInOtherForm
 from twostroke.worker.pulls.pull_call import pull_responses
 from twostroke.worker.request_validator import RequestValidator
-from twostroke.worker.supply.pull_spec import OpenPull, PullReport, PullSpec, open_pull
+from twostroke.worker.supply.open_pull import OpenPull
+from twostroke.worker.supply.pull_spec import PullReport, PullSpec
 
 log = logging.getLogger(__name__)
 
@@ -67,12 +68,8 @@ class PullLimits:
 class _Session:
     spec: PullSpec
     span: OpenSpan | None
-    started_s: float
-    remaining: dict[Part, PageId]
+    pull: OpenPull
     report: PullReport = field(default_factory=PullReport)
-    has_begun: bool = False
-    is_stopped: bool = False
-    """The task has been cancelled, because nobody wants the pages or they are computed here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +115,7 @@ class PullClient:
         for page in spec.parts.values():
             self._pool.group_of(page).assign_writer(page, spec.session)
         span = None if spec.trace is None else spec.trace.begin("pull")
-        session = _Session(spec, span, _now_s(), dict(spec.parts))
+        session = _Session(spec, span, OpenPull(spec, self._pool, _now_s()))
         task = self._sessions[session] = tasks.create_task(self._run(session))
         # Not in `_run`: a task that is cancelled before its first step runs none of its code.
         task.add_done_callback(lambda _: self._ended(session))
@@ -127,23 +124,11 @@ class PullClient:
     def prune(self) -> None:
         """Stops pulls whose missing pages nobody wants any more."""
         for session in self._sessions:
-            if not any(self._pool.group_of(page).is_wanted(page) for page in session.remaining.values()):
+            if not session.pull.is_wanted:
                 self._stop(session)
 
     def open_pulls(self) -> list[OpenPull]:
-        """In the order of their start."""
-        return [
-            open_pull(
-                session.spec,
-                self._pool,
-                [part.block for part in session.remaining],
-                started_s=session.started_s,
-                has_begun=session.has_begun,
-                is_left=session.is_stopped,
-            )
-            for session in self._sessions
-            if session.remaining
-        ]
+        return [session.pull for session in self._sessions if session.pull.remaining]
 
     def stop_one(self, pull: SessionId) -> None:
         """Stops a pull whose pages are still wanted: the sequences that wait for them compute them."""
@@ -159,8 +144,8 @@ class PullClient:
             await channel.close()
 
     def _stop(self, session: _Session) -> None:
-        if not session.is_stopped:
-            session.is_stopped = True
+        if not session.pull.is_stopped:
+            session.pull.is_stopped = True
             self._sessions[session].cancel()
 
     async def _run(self, session: _Session) -> PullReport:
@@ -186,19 +171,19 @@ class PullClient:
     def _ended(self, session: _Session) -> None:
         reach(Point.PULL_ENDED)
         del self._sessions[session]
-        for page in session.remaining.values():
+        for page in session.pull.remaining.values():
             self._pool.group_of(page).clear_writer(page)
         self._wake()
         spec, report = session.spec, session.report
         if spec.is_from_peer:
             self._metrics.pulled_from_peer(report.pulled, report.copied_bytes)
-        outcome = "stopped" if session.is_stopped else "done" if report.failure is None else repr(report.failure)
+        outcome = "stopped" if session.pull.is_stopped else "done" if report.failure is None else repr(report.failure)
         if session.span is not None:
             session.span.set(
                 source=spec.source.worker_id, is_from_peer=spec.is_from_peer, transport=report.transport or None,
                 wanted_pages=len(spec.parts), pages=report.pulled, computed_pages=report.computed,
                 bytes=report.copied_bytes, wire_s=report.wire_s, converted_pages=report.converted,
-                is_stopped=session.is_stopped,
+                is_stopped=session.pull.is_stopped,
             )  # fmt: skip
             session.span.end(error=None if report.failure is None else repr(report.failure))
         log.info(
@@ -249,12 +234,12 @@ class PullClient:
             endpoints = [PageEndpoint.unpack(packed) for packed in accepted.endpoints]
             connection = _Connection(landing, *await self._connect(endpoints, landing.transports))
             session.report.transport = connection.transport.name
-            while session.remaining:
+            while session.pull.remaining:
                 ready = (await responses.next()).ready
-                if not session.has_begun and not ready.computed and spec.peer is None:
+                if not session.pull.has_begun and not ready.computed and spec.peer is None:
                     now_s = _now_s()
                     self.links.answered(source, now_s - asked_s, now_s)
-                session.has_begun = True
+                session.pull.has_begun = True
                 await self._take(session, connection, ready)
 
     def _landing(self, kv_form: str) -> Landing:
@@ -290,7 +275,7 @@ class PullClient:
     async def _take(self, session: _Session, connection: _Connection, ready: worker_pb2.PagesReady) -> None:
         """Brings the announced pages here, batch by batch."""
         reach(Point.PULL_ANNOUNCED)
-        announced = [page for page in ready.pages if page.group in _GROUPS and _part_of(page) in session.remaining]
+        announced = [page for page in ready.pages if page.group in _GROUPS and _part_of(page) in session.pull.remaining]
         report, most = session.report, connection.landing.batch_pages
         report.also_computed = min(ready.also_computed, len(session.spec.block_hashes))
         pulled_before = report.pulled
@@ -307,7 +292,7 @@ class PullClient:
     ) -> None:
         """Copies pages, converts those of another form, verifies the copies, and commits those that are right."""
         pages, landing, report = (
-            [session.remaining[_part_of(page)] for page in announced],
+            [session.pull.remaining[_part_of(page)] for page in announced],
             connection.landing,
             session.report,
         )
@@ -351,12 +336,12 @@ class PullClient:
 
     def _commit(self, session: _Session, announced: worker_pb2.ReadyPage, arrived: bytes) -> None:
         part, spec = _part_of(announced), session.spec
-        page, report = session.remaining[part], session.report
+        report = session.report
         if not self._is_intact(announced, arrived):
             self._metrics.digest_mismatches.inc()
             log.warning("digest mismatch request=%s block=%d", spec.request_id, part.block)
             raise TransferFailed(f"block {part.block} arrived damaged")
-        del session.remaining[part]
+        page = session.pull.came(part)
         group = self._pool.group_of(page)
         if not group.is_arriving(page):  # no sequence waits for it any more
             group.clear_writer(page)

@@ -30,9 +30,7 @@ class OpenPromptsOptions(Settings):
         try:
             return tuple(int(number) for number in self.open.split(","))
         except ValueError as error:
-            raise ConfigError(
-                f"--open must be whole numbers, as in 1,16, got {self.open!r}", field="--open"
-            ) from error
+            raise ConfigError(f"--open must be whole numbers, as in 1,16, got {self.open!r}", field="--open") from error
 
 
 class _Flags(Settings):
