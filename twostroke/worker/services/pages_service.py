@@ -33,6 +33,10 @@ from twostroke.worker.services.ready_parts import ReadyParts
 
 Message = TypeVar("Message")
 
+GATHER_S = 0.005
+"""Least time between two announcements of a pull, but for the last one: steps of some models are shorter, and each
+message costs as much as some hundred pages."""
+
 _ALIVE = worker_pb2.PullResponse(alive=worker_pb2.PullAlive())
 
 
@@ -180,8 +184,13 @@ class PagesService(worker_pb2_grpc.PagesServicer):
     async def _announce(self, job: PageJob, served: ServedPages) -> AsyncGenerator[worker_pb2.PagesReady, None]:
         told: set[int] = set()
         """Blocks of which a part was announced."""
+        loop, next_s = asyncio.get_running_loop(), 0.0
         while not job.parts.is_empty:
             await job.parts.wait()
+            early_s = next_s - loop.time()
+            if early_s > 0:
+                await job.parts.gather(early_s)
+            next_s = loop.time() + GATHER_S
             ready, failure = job.parts.take()
             if ready:
                 is_last = job.parts.is_empty

@@ -7,6 +7,7 @@ with a change are looked at again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 
 from twostroke.base.errors import TransferFailed
@@ -30,6 +31,8 @@ class ReadyParts:
         self._changed: set[Part] = set()
         """Parts to look at."""
         self._has_news = asyncio.Event()
+        self._has_all = asyncio.Event()
+        """Set when every part that is left may have come."""
 
     @property
     def is_empty(self) -> bool:
@@ -43,15 +46,21 @@ class ReadyParts:
     def change(self, parts: Iterable[Part] | None = None) -> None:
         """Notes that the owner's answer for these parts has changed; None: for all."""
         self._changed.update(self._pending if parts is None else parts)
-        self._has_news.set()
+        self._tell()
 
     def page_changed(self, part: Part) -> None:
         self._changed.add(part)
-        self._has_news.set()
+        self._tell()
 
     async def wait(self) -> None:
         """Waits until there is something to look at."""
         await self._has_news.wait()
+
+    async def gather(self, seconds: float) -> None:
+        """Waits for so long, or until there is no part left that may come meanwhile."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._has_all.wait()
 
     def take(self) -> tuple[dict[Part, PageId], TransferFailed | None]:
         """Returns the parts that have become readable, and the error of the next one if all before it are taken.
@@ -61,6 +70,7 @@ class ReadyParts:
         ready: dict[Part, PageId] = {}
         looked, self._changed = sorted(self._changed), set()
         self._has_news.clear()
+        self._has_all.clear()
         pool, pending = self._pool, self._pending
         for index, part in enumerate(looked):
             if part not in pending:
@@ -78,6 +88,11 @@ class ReadyParts:
             elif pool.is_arriving(page):
                 pool.wait_for(page, self, part)
         return ready, None
+
+    def _tell(self) -> None:
+        self._has_news.set()
+        if len(self._changed) >= len(self._pending):
+            self._has_all.set()
 
     def close(self, held: Callable[[Part], PageId | None]) -> None:
         """Waits for nothing any more. `held` returns the pages that the owner still holds."""

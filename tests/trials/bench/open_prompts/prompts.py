@@ -50,7 +50,7 @@ class OpenPrompts:
 
     async def answer_all(self, number: int, most_open: int, tokens: int) -> None:
         """Lets so many new prompts be answered, `most_open` of them at a time. Raises PeerLost where one fails."""
-        names = iter([f"{number}-{most_open}-{each}" for each in range(number)])
+        names = iter([f"{len(self._ended)}-{each}" for each in range(number)])
 
         async def one_after_the_other() -> None:
             for name in names:
