@@ -2,6 +2,7 @@
 
 sequence       a request's tokens, pages and how far its KV is computed; its demand, and what features change in it
 scheduler      the one rule: prefix hits, arriving pages and forward passes all advance `computed`
+running        the running sequences by what each needs of a step; only those that were touched are looked at
 choosing       the tokens of one step, by the demands of the sequences and the token budget
 progress       how a sequence comes on through its blocks; windows: where layers with a window keep parts of their own
 load           the sequences that wait for pages, and sums of the work that waits and runs

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.scheduler.choosing import catch_up
 from twostroke.scheduler.cost import Queued
 from twostroke.scheduler.lateness import DuePrompt
 from twostroke.scheduler.progress import BlockProgress
+from twostroke.scheduler.running import Need, RunningSequences
 from twostroke.scheduler.sequence import Sequence
 
 ADMISSION_LOOKAHEAD = 16
 """Waiting sequences that one admission round looks at: short ones can pass, and it is cheap enough for every step."""
+
+DUE_LOOKAHEAD = 64
+"""Running prompts that predictions of first tokens look at."""
 
 
 class WaitingQueue:
@@ -59,7 +62,7 @@ class SchedulerLoad:
     def __init__(
         self,
         waiting: WaitingQueue,
-        running: Collection[Sequence],
+        running: RunningSequences,
         pool: BlockPool,
         progress: BlockProgress,
         block_size: int,
@@ -74,11 +77,11 @@ class SchedulerLoad:
     @property
     def prompts(self) -> int:
         """Sequences that wait for their first token, or for their pages where nothing is sampled."""
-        return len(self._waiting) + sum([len(each.known) <= each.prompt_tokens for each in self._running])
+        return len(self._waiting) + self._running.work.prompts
 
     def due_prompts(self) -> Iterator[DuePrompt]:
-        """Yields the prompts that are computed here, about in that order, without those far back in the queue."""
-        for sequence in self._running:
+        """Yields the prompts that are computed here, about in that order, without those far back."""
+        for sequence in itertools.islice(self._runnable(), DUE_LOOKAHEAD):
             start, known = sequence.computed, len(sequence.known)
             if start < known <= sequence.prompt_tokens and self._progress.runnable_end(sequence, start + 1) > start:
                 tokens = known - start
@@ -89,8 +92,7 @@ class SchedulerLoad:
     def lone_streams(self) -> tuple[int, int] | None:
         """Returns the streams and the tokens that they attend to, or None if the next step may run anything else."""
         streams = context_tokens = 0
-        for sequence in self._running:
-            catch_up(self._progress, sequence)
+        for sequence in itertools.chain(self._runnable(), self._running.of(Need.STREAM)):
             first = sequence.next_start
             if sequence.answer_tokens and len(sequence.known) - first <= 1:
                 streams += 1
@@ -105,30 +107,12 @@ class SchedulerLoad:
         return self.queued().all_tokens
 
     def queued(self) -> Queued:
-        """Sums up the queued work. Called after every step, so its cost does not depend on prompt lengths."""
-        block_size = self._block_size
-        unwritten = self._pool.unwritten
-        tokens = self._waiting.pending_tokens + unwritten.blocks * block_size
-        pairs = self._waiting.pending_pairs + (unwritten.depths + unwritten.blocks / 2) * block_size**2
-        streams = stream_tokens = context_tokens = 0
-        for sequence in self._running:
-            known, computed, hashed = len(sequence.known), sequence.computed, len(sequence.block_hashes) * block_size
-            begun, tail = 0, known - computed
-            if computed < hashed:
-                begun, tail = self._begun_tokens(sequence) + self._progress.again_tokens(sequence), known - hashed
-            if known - computed <= 1:
-                streams += 1
-                stream_tokens += begun + tail
-                context_tokens += known
-            else:
-                tokens += begun + tail
-                pairs += begun * (computed + begun / 2) + tail * (known - tail / 2)
-        return Queued(tokens, pairs, streams, context_tokens, stream_tokens)
+        """Returns the queued work."""
+        size, unwritten, running = self._block_size, self._pool.unwritten, self._running.work
+        tokens = self._waiting.pending_tokens + unwritten.blocks * size + running.tokens
+        pairs = self._waiting.pending_pairs + (unwritten.depths + unwritten.blocks / 2) * size**2 + running.pairs
+        return Queued(tokens, pairs, running.streams, running.context_tokens, running.stream_tokens)
 
-    def _begun_tokens(self, sequence: Sequence) -> int:
-        """Returns the uncomputed tokens of the blocks that a running sequence is writing."""
-        block_size = self._block_size
-        block = sequence.computed // block_size
-        while block < len(sequence.block_hashes) and self._pool.writer(sequence.pages[block]) == sequence.session:
-            block += 1
-        return max(0, block * block_size - sequence.computed)
+    def _runnable(self) -> Iterator[Sequence]:
+        """Yields the running sequences that may run next and are no streams."""
+        return itertools.chain.from_iterable(map(self._running.of, (Need.TOKEN, Need.TAIL, Need.PROMPT)))

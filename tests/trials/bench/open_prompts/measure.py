@@ -57,7 +57,11 @@ async def measure(options: OpenPromptsOptions, number: int) -> OpenCost:
         decode=1,
         model=ModelConfig(model=f"paced:{pace},{shape}", served_model_name="paced"),
         cache=CacheConfig(kv_cache_memory_bytes=(number + 1) * blocks * PAGE_BYTES),
-        schedule=ScheduleConfig(max_num_seqs=number, max_num_batched_tokens=max(options.step_tokens, number + 1)),
+        schedule=ScheduleConfig(
+            max_num_seqs=number,
+            max_num_batched_tokens=max(options.step_tokens, number + 1),
+            local_prefill=options.local_prefill,
+        ),
     ) as cluster:
         return await _measured(cluster, options, number)
 

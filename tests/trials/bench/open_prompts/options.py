@@ -18,6 +18,9 @@ class OpenPromptsOptions(Settings):
     prompts: int = setting(24, least=1, help="prompts of each measurement; at least twice those that are open")
     step_tokens: int = setting(512, least=1, help="most tokens in one step of a worker")
     tokens_per_s: float = setting(1e6, above=0, help="tokens of prompts that the model computes in a second")
+    local_prefill: bool = setting(
+        False, help="the decode worker computes prompts that would wait, and so its part of their cost"
+    )
     json_path: str | None = json_file()
 
     def model_post_init(self, _context: Any) -> None:
