@@ -31,6 +31,8 @@ class ReadyParts:
         self._changed: set[Part] = set()
         """Parts to look at."""
         self._has_news = asyncio.Event()
+        self.tell: Callable[[], None] | None = None
+        """Called when there is something to look at again; for an owner without tasks."""
         self._has_all = asyncio.Event()
         """Set when every part that is left may have come."""
 
@@ -38,10 +40,6 @@ class ReadyParts:
     def is_empty(self) -> bool:
         """Whether all parts have been taken."""
         return not self._pending
-
-    @property
-    def has_news(self) -> bool:
-        return self._has_news.is_set()
 
     def change(self, parts: Iterable[Part] | None = None) -> None:
         """Notes that the owner's answer for these parts has changed; None: for all."""
@@ -90,6 +88,8 @@ class ReadyParts:
         return ready, None
 
     def _tell(self) -> None:
+        if self.tell is not None and not self._has_news.is_set():
+            self.tell()
         self._has_news.set()
         if len(self._changed) >= len(self._pending):
             self._has_all.set()

@@ -91,6 +91,8 @@ class PullingWorker(WorkerParts, Protocol):
     converter: Converter
     served: dict[SimulatedPull, None]
     """Pulls of others from here."""
+    news: list[SimulatedPull]
+    """Those of them of which something may have become readable."""
 
     def party(self, worker: WorkerId) -> PullingWorker:
         """Returns the latest epoch of a worker."""
@@ -133,14 +135,10 @@ class SimulatedPulls:
         next(each for each in self._open if each.spec.session == pull).stop()
 
     def announce(self) -> None:
-        """Blocks may have become readable: the workers that pull them from here learn of it.
-
-        A pull that has just been told waits for the next news behind all others, as its task does live.
-        """
-        served = self._host.served
-        for pull in list(served):
-            if pull.announce() and pull in served:
-                served[pull] = served.pop(pull)
+        """Blocks may have become readable: the workers that pull them from here learn of it."""
+        news, self._host.news = self._host.news, []
+        for pull in news:
+            pull.announce()
 
     def break_off(self) -> None:
         """Ends the pulls of a worker that has died. Its peers have noticed."""
@@ -185,11 +183,11 @@ class SimulatedPull:
             self.state.is_stopped = True
             self._host.virtual_loop.call_soon(self._end, None)
 
-    def announce(self) -> bool:
-        """Announces at the source what has become readable. Returns False where nothing has."""
+    def announce(self) -> None:
+        """Announces at the source what has become readable."""
         job = self._job
-        if job is None or not job.parts.has_news:
-            return False
+        if job is None:
+            return
         pages, failure = job.parts.take()
         ready = [(part.block, job.computed_of((part.block,)) > 0) for part in pages]
         if failure is not None:
@@ -200,7 +198,6 @@ class SimulatedPull:
         self.state.has_begun |= bool(ready)
         self._announced += ((ready[at : at + COPY_PAGES], now_s) for at in range(0, len(ready), COPY_PAGES))
         self._copy()
-        return bool(ready)
 
     def _readable_s(self, ready: Sequence[tuple[int, bool]]) -> float:
         """Returns when the source can announce these blocks in the form of the worker that pulls."""
@@ -258,6 +255,7 @@ class SimulatedPull:
             self._end(error)
             return
         source.served[self] = None
+        self._job.parts.tell = lambda: source.news.append(self)
         self.announce()
 
     def _copy(self) -> None:
