@@ -23,9 +23,9 @@ class LocalPrefill:
         self._host = host
         self._timer: asyncio.TimerHandle | None = None
         self._next_s = 0.0
-        """The time of the next look, unless there is news before."""
+        """The time of the next look, unless something has changed before."""
 
-    def has_news(self) -> None:
+    def has_changed(self) -> None:
         """Notes that a pull has begun or ended, or that more or less is computed here."""
         self._next_s = 0.0
 

@@ -10,8 +10,8 @@ from twostroke.scheduler.batch import MOST_EXTRA_LOGITS
 from twostroke.scheduler.batching import Chunk
 from twostroke.scheduler.branches import Extension
 from twostroke.scheduler.cost import Budget, StepCost
+from twostroke.scheduler.load import RunningSequences, StepNeed
 from twostroke.scheduler.progress import BlockProgress
-from twostroke.scheduler.running import Need, RunningSequences
 from twostroke.scheduler.sequence import Demand, Sequence
 from twostroke.scheduler.values import SchedulerLimits
 
@@ -47,18 +47,15 @@ class ChunkChooser:
         """Chooses all sequences that need one token, then ends of prompts, then the rest in order of admission."""
         if self._known_early:
             self._grow_early()
-        streams = [sequence for sequence in self._running.of(Need.STREAM) if sequence not in self._late]
+        streams = [sequence for sequence in self._running.of(StepNeed.STREAM) if sequence not in self._late]
         chunks = self._choose_streams(streams, step_tokens)
         cost = None if budget is None else budget.cost
         is_aligned = self._limits.align_chunks and step_tokens >= self._limits.block_size
         left, left_logits = step_tokens - len(chunks), MOST_EXTRA_LOGITS
-        least = self._limits.block_size if is_aligned else 1
-        """Tokens that must be left for a prompt that needs blocks."""
+        least_of_prompts = self._limits.block_size if is_aligned else 1
         for need, sequence in self._others():
-            if left <= 0 or (left < least and need is Need.PROMPT):
+            if left <= 0 or (left < least_of_prompts and need is StepNeed.PROMPT):
                 break
-            if sequence in self._late:
-                continue
             demand = sequence.demand()
             if budget is not None and demand.most > 1 and not demand.is_stream:
                 left, budget = min(left, _prompt_tokens_beside_streams(chunks, budget, demand.start)), None
@@ -74,11 +71,14 @@ class ChunkChooser:
         left = min(left_logits, step_tokens - sum([chunk.end - chunk.start for chunk in chunks]))
         return chunks if cost is None else self._extended(chunks, cost, left)
 
-    def _others(self) -> Iterator[tuple[Need, Sequence]]:
+    def _others(self) -> Iterator[tuple[StepNeed, Sequence]]:
         """Yields the sequences that are no streams, the most urgent ones first, in order of admission."""
-        for need, sequences in [(need, self._running.of(need)) for need in (Need.TOKEN, Need.TAIL, Need.PROMPT)]:
+        for need, sequences in [
+            (need, self._running.of(need)) for need in (StepNeed.TOKEN, StepNeed.TAIL, StepNeed.PROMPT)
+        ]:
             for sequence in sequences:
-                yield need, sequence
+                if sequence not in self._late:
+                    yield need, sequence
 
     def _extended(self, chunks: list[Chunk], cost: StepCost, most: int) -> list[Chunk]:
         """Returns the chunks with up to `most` proposed tokens behind the last known ones of streams."""

@@ -25,8 +25,7 @@ from twostroke.scheduler.branches import ClaimGate, OpenGate, SchedulerBranches
 from twostroke.scheduler.choosing import ChunkChooser
 from twostroke.scheduler.cost import Budget
 from twostroke.scheduler.emission import Drawn, Emitted, Emitter
-from twostroke.scheduler.load import ADMISSION_LOOKAHEAD, SchedulerLoad, WaitingQueue
-from twostroke.scheduler.running import RunningSequences
+from twostroke.scheduler.load import ADMISSION_LOOKAHEAD, RunningSequences, SchedulerLoad, WaitingQueue
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import AdmittedSequence, Emission, SchedulerLimits
 from twostroke.scheduler.windows.places import places_of
@@ -156,7 +155,6 @@ class Scheduler:
             for constraint in sequence.constraints:
                 constraint.ran(sequence, start, end)
             self._advance(sequence, end)
-            self._running.touch(sequence)
             if sequence.ended:
                 self._free(sequence)
             elif tokens:
@@ -270,6 +268,7 @@ class Scheduler:
 
     def _advance(self, sequence: Sequence, end: int) -> None:
         """Takes in that the KV of its first `end` tokens has been computed."""
+        self._running.touch(sequence)
         block_size = self._limits.block_size
         if end <= sequence.computed:
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.scheduler.cost import Queued
-from twostroke.scheduler.running import Need
+from twostroke.scheduler.load import StepNeed
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Sequence
 
@@ -15,11 +15,16 @@ def check_kept(scheduler: Scheduler, pool: BlockPool, block_size: int) -> None:
     queued, prompts = load.queued(), load.prompts
     assert queued == queued_of(scheduler, pool, block_size)
     assert prompts == scheduler.waiting + sum(len(each.known) <= each.prompt_tokens for each in running)
-    kept = {need: list(scheduler._running.of(need)) for need in Need}
+    kept = {need: list(scheduler._running.of(need)) for need in StepNeed}
     needs = {sequence: _need_of(scheduler, sequence, block_size) for sequence in running}
-    assert kept == {need: [each for each in running if needs[each] is need] for need in Need}
+    assert kept == {need: [each for each in running if needs[each] is need] for need in StepNeed}
     waiting = list(scheduler.waiting_sequences)
-    due = [each for need in (Need.TOKEN, Need.TAIL, Need.PROMPT) for each in kept[need] if _is_due(scheduler, each)]
+    due = [
+        each
+        for need in (StepNeed.TOKEN, StepNeed.TAIL, StepNeed.PROMPT)
+        for each in kept[need]
+        if _is_due(scheduler, each)
+    ]
     assert [prompt.tokens for prompt in load.due_prompts()] == [
         *(len(each.known) - each.computed for each in due),
         *(each.pending_tokens for each in waiting[:16]),
@@ -55,19 +60,19 @@ def _begun_tokens(pool: BlockPool, sequence: Sequence, size: int) -> int:
     return max(0, block * size - sequence.computed)
 
 
-def _need_of(scheduler: Scheduler, sequence: Sequence, size: int) -> Need:
+def _need_of(scheduler: Scheduler, sequence: Sequence, size: int) -> StepNeed:
     progress, tokens = scheduler._progress, len(sequence.known) - sequence.next_start
     block = sequence.computed // size
     is_hashed = block < len(sequence.block_hashes)
     if is_hashed and progress.tells:
         assert not scheduler._pool.is_filled(sequence.pages[block]), "it has not passed over a block that is here"
     if tokens <= 1 and not is_hashed and sequence.sampling is not None:
-        return Need.STREAM
+        return StepNeed.STREAM
     if tokens <= 0 or (is_hashed and progress.is_blocked(sequence)):
-        return Need.NOTHING
+        return StepNeed.NOTHING
     if tokens <= 1:
-        return Need.TOKEN
-    return Need.TAIL if tokens < size or sequence.computed == len(sequence.known) else Need.PROMPT
+        return StepNeed.TOKEN
+    return StepNeed.TAIL if tokens < size or sequence.computed == len(sequence.known) else StepNeed.PROMPT
 
 
 def _is_due(scheduler: Scheduler, sequence: Sequence) -> bool:

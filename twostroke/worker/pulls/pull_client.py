@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 import grpc.aio
@@ -53,7 +53,7 @@ from twostroke.worker.supply.pull_spec import PullReport, PullSpec
 
 log = logging.getLogger(__name__)
 
-_GROUPS = frozenset(GroupKind)
+_GROUPS = tuple(GroupKind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,29 +275,30 @@ class PullClient:
     async def _take(self, session: _Session, connection: _Connection, ready: worker_pb2.PagesReady) -> None:
         """Brings the announced pages here, batch by batch."""
         reach(Point.PULL_ANNOUNCED)
-        announced = [page for page in ready.pages if page.group in _GROUPS and _part_of(page) in session.pull.remaining]
+        announced = _announced(ready, session.pull.remaining)
         report, most = session.report, connection.landing.batch_pages
         report.also_computed = min(ready.also_computed, len(session.spec.block_hashes))
         pulled_before = report.pulled
         try:
             for group in GroupKind:  # pages of a batch have one size
-                pages = [page for page in announced if page.group == group]
+                pages = [each for each in announced if each[0].group is group]
                 for first in range(0, len(pages), most):
                     await self._take_batch(session, connection, pages[first : first + most])
         finally:
             report.computed += min(ready.computed, report.pulled - pulled_before)
 
-    async def _take_batch(
-        self, session: _Session, connection: _Connection, announced: Sequence[worker_pb2.ReadyPage]
-    ) -> None:
+    async def _take_batch(self, session: _Session, connection: _Connection, announced: Sequence[_Announced]) -> None:
         """Copies pages, converts those of another form, verifies the copies, and commits those that are right."""
         pages, landing, report = (
-            [session.pull.remaining[_part_of(page)] for page in announced],
+            [session.pull.remaining[part] for part, _ in announced],
             connection.landing,
             session.report,
         )
         async with landing.places(pages) as places:
-            copies = [PageCopy(PageId(p.page), place, p.generation) for p, place in zip(announced, places, strict=True)]
+            copies = [
+                PageCopy(PageId(ready.page), place, ready.generation)
+                for (_, ready), place in zip(announced, places, strict=True)
+            ]
             started_s = _now_s()
             result = await self._copy(connection, copies)
             reach(Point.PULL_COPIED)
@@ -307,8 +308,8 @@ class PullClient:
             landed = await landing.land(places, pages)
             report.converted += landed.converted
         try:
-            for page, arrived in zip(announced, landed.digests, strict=True):
-                self._commit(session, page, arrived)
+            for (part, ready), arrived in zip(announced, landed.digests, strict=True):
+                self._commit(session, part, ready, arrived)
             reach(Point.PULL_COMMITTED)
             now_s = _now_s()
             link_s = now_s - started_s - landed.converted_s
@@ -334,9 +335,8 @@ class PullClient:
     def _is_intact(self, announced: worker_pb2.ReadyPage, arrived: bytes) -> bool:
         return arrived == announced.digest
 
-    def _commit(self, session: _Session, announced: worker_pb2.ReadyPage, arrived: bytes) -> None:
-        part, spec = _part_of(announced), session.spec
-        report = session.report
+    def _commit(self, session: _Session, part: Part, announced: worker_pb2.ReadyPage, arrived: bytes) -> None:
+        spec, report = session.spec, session.report
         if not self._is_intact(announced, arrived):
             self._metrics.digest_mismatches.inc()
             log.warning("digest mismatch request=%s block=%d", spec.request_id, part.block)
@@ -371,8 +371,14 @@ class PullClient:
         return opened
 
 
-def _part_of(page: worker_pb2.ReadyPage) -> Part:
-    return Part(page.block, GroupKind(page.group))
+_Announced = tuple[Part, worker_pb2.ReadyPage]
+
+
+def _announced(ready: worker_pb2.PagesReady, remaining: Container[Part]) -> list[_Announced]:
+    """Returns the announced parts that have not come yet."""
+    pages = [page for page in ready.pages if page.group < len(_GROUPS)]
+    parts = [Part(page.block, _GROUPS[page.group]) for page in pages]
+    return [(part, page) for part, page in zip(parts, pages, strict=True) if part in remaining]
 
 
 def _now_s() -> float:

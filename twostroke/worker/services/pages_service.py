@@ -172,14 +172,18 @@ class PagesService(worker_pb2_grpc.PagesServicer):
     def _wanted_parts(self, request: worker_pb2.PullRequest) -> list[Part]:
         """Returns what is wanted, in order. Raises InvalidRequest."""
         parts: list[Part] = []
+        groups = [wanted.group for wanted in request.wanted]
+        are_ascending = groups == sorted(set(groups))
         for wanted in request.wanted:
             if wanted.group >= len(self._pool.groups):
                 raise InvalidRequest(f"this model has no page group {wanted.group}", field="wanted")
-            group = GroupKind(wanted.group)
-            parts += [Part(block, group) for block in wanted.blocks]
-        if not parts or parts != sorted(set(parts), key=lambda part: (part.group, part.block)):
-            raise InvalidRequest("wanted must be ascending block indices of ascending page groups", field="wanted")
-        return sorted(parts)
+            blocks, group = list(wanted.blocks), GroupKind(wanted.group)
+            if not are_ascending or blocks != sorted(set(blocks)):
+                raise InvalidRequest("wanted must be ascending block indices of ascending page groups", field="wanted")
+            parts += [Part(block, group) for block in blocks]
+        if not parts:
+            raise InvalidRequest("wanted names no block", field="wanted")
+        return parts if len(groups) == 1 else sorted(parts)
 
     async def _announce(self, job: PageJob, served: ServedPages) -> AsyncGenerator[worker_pb2.PagesReady, None]:
         told: set[int] = set()

@@ -30,7 +30,7 @@ class ReadyParts:
         """Parts that have not been taken, in order."""
         self._changed: set[Part] = set()
         """Parts to look at."""
-        self._has_news = asyncio.Event()
+        self._has_changed = asyncio.Event()
         self.tell: Callable[[], None] | None = None
         """Called when there is something to look at again; for an owner without tasks."""
         self._has_all = asyncio.Event()
@@ -52,7 +52,7 @@ class ReadyParts:
 
     async def wait(self) -> None:
         """Waits until there is something to look at."""
-        await self._has_news.wait()
+        await self._has_changed.wait()
 
     async def gather(self, seconds: float) -> None:
         """Waits for so long, or until there is no part left that may come meanwhile."""
@@ -67,7 +67,7 @@ class ReadyParts:
         """
         ready: dict[Part, PageId] = {}
         looked, self._changed = sorted(self._changed), set()
-        self._has_news.clear()
+        self._has_changed.clear()
         self._has_all.clear()
         pool, pending = self._pool, self._pending
         for index, part in enumerate(looked):
@@ -88,9 +88,9 @@ class ReadyParts:
         return ready, None
 
     def _tell(self) -> None:
-        if self.tell is not None and not self._has_news.is_set():
+        if self.tell is not None and not self._has_changed.is_set():
             self.tell()
-        self._has_news.set()
+        self._has_changed.set()
         if len(self._changed) >= len(self._pending):
             self._has_all.set()
 

@@ -24,7 +24,8 @@ class OpenPull:
         self.is_stopped = False
         """The pull has been stopped and is about to end."""
         self._pool = pool
-        self._parts_left = Counter([part.block for part in spec.parts])
+        self._parts_left: dict[int, int] = Counter([part.block for part in spec.parts])
+        """Number of parts that have not come, of each block with any."""
         self._blocks = sorted(self._parts_left)
         self._first = 0
         """Index in `_blocks`: nothing is missing of the blocks before it."""
@@ -64,7 +65,7 @@ class OpenPull:
 
     def came(self, part: Part) -> PageId:
         """Notes that a part has come; returns its page."""
-        self._parts_left[part.block] -= 1
-        if not self._parts_left[part.block]:
-            del self._parts_left[part.block]
+        left = self._parts_left.pop(part.block) - 1
+        if left:
+            self._parts_left[part.block] = left
         return self.remaining.pop(part)

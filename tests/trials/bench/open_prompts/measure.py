@@ -68,8 +68,9 @@ async def measure(options: OpenPromptsOptions, number: int) -> OpenCost:
 
 async def _measured(cluster: ProcessCluster, options: OpenPromptsOptions, number: int) -> OpenCost:
     prefill, decode = cluster.workers["prefill-0"], cluster.workers["decode-0"]
-    us, sources = cluster.us, [_source_of(cluster, name) for name in ("decode-0", "prefill-0")]
-    prompts, count = OpenPrompts(us, *sources, str(decode.info["fingerprint"])), max(options.prompts, 2 * number)
+    ours, theirs = _source_of(cluster, "decode-0"), _source_of(cluster, "prefill-0")
+    prompts = OpenPrompts(cluster.us, ours, theirs, str(decode.info["fingerprint"]))
+    count = max(options.prompts, 2 * number)
     await prompts.connect()
     try:
         await prompts.answer_all(1, 1, options.tokens)

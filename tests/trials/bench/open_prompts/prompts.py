@@ -6,6 +6,8 @@ import asyncio
 import random
 import time
 
+import grpc.aio
+
 from twostroke.base.errors import PeerLost
 from twostroke.base.ids import RequestId
 from twostroke.kv_cache.block import block_hashes_of
@@ -14,6 +16,8 @@ from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.convert import attempt_to_message
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
+
+TokensCall = grpc.aio.UnaryStreamCall[worker_pb2.TokensRequest, worker_pb2.TokenBatch]
 
 ROUTER_ID = "bench"
 VOCABULARY = 32_000
@@ -81,7 +85,7 @@ class OpenPrompts:
         closing = worker_pb2.CloseRequest(request_id=name, attempt=0)
         await self._stub.Close(closing, metadata=self._channel.metadata)
 
-    async def _read(self, call: worker_pb2_grpc.DecodeStub) -> None:
+    async def _read(self, call: TokensCall) -> None:
         async for batch in call:
             for entry in batch.entries:
                 opened_s = self._opened_s.pop(entry.request_id, None)

@@ -164,7 +164,7 @@ class SimulatedHost:
         self.budget = Budget(shape.step_target_s, shape.cost, self.config.schedule.step_tokens())
         self.converter = Converter(shape.conversion_page_s)
         self.served: dict[SimulatedPull, None] = {}
-        self.news: list[SimulatedPull] = []
+        self.changed: list[SimulatedPull] = []
         self.pulls = fleet.parts.pulls(self)
         self.loop = fleet.parts.loop(self)
         self.prefill_busy_s = 0.0

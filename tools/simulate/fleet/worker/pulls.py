@@ -91,7 +91,7 @@ class PullingWorker(WorkerParts, Protocol):
     converter: Converter
     served: dict[SimulatedPull, None]
     """Pulls of others from here."""
-    news: list[SimulatedPull]
+    changed: list[SimulatedPull]
     """Those of them of which something may have become readable."""
 
     def party(self, worker: WorkerId) -> PullingWorker:
@@ -136,8 +136,8 @@ class SimulatedPulls:
 
     def announce(self) -> None:
         """Blocks may have become readable: the workers that pull them from here learn of it."""
-        news, self._host.news = self._host.news, []
-        for pull in news:
+        changed, self._host.changed = self._host.changed, []
+        for pull in changed:
             pull.announce()
 
     def break_off(self) -> None:
@@ -255,7 +255,7 @@ class SimulatedPull:
             self._end(error)
             return
         source.served[self] = None
-        self._job.parts.tell = lambda: source.news.append(self)
+        self._job.parts.tell = lambda: source.changed.append(self)
         self.announce()
 
     def _copy(self) -> None:
