@@ -206,12 +206,16 @@ class _TierBlocks:
         assert block_hash not in bucket, f"block {block_hash.hex()} is on tier {self.tier.name} already"
         bucket.add(block_hash)
         self._count += 1
-        self._note(block_hash, stored=True)
+        self.xor ^= digest_term(block_hash, self.tier, self.group)
+        if self.pending.pop(block_hash, None) is None:
+            self.pending[block_hash] = True
 
     def remove(self, block_hash: BlockHash) -> None:
         self._bucket_to_change(block_hash).remove(block_hash)
         self._count -= 1
-        self._note(block_hash, stored=False)
+        self.xor ^= digest_term(block_hash, self.tier, self.group)
+        if self.pending.pop(block_hash, None) is None:
+            self.pending[block_hash] = False
 
     def change(self) -> TierChange:
         stored = tuple([block_hash for block_hash, stored in self.pending.items() if stored])
@@ -238,13 +242,6 @@ class _TierBlocks:
         for frozen in self.readers:
             frozen.keep(bucket)
         return self._buckets[bucket]
-
-    def _note(self, block_hash: BlockHash, *, stored: bool) -> None:
-        self.xor ^= digest_term(block_hash, self.tier, self.group)
-        if block_hash in self.pending:
-            del self.pending[block_hash]
-        else:
-            self.pending[block_hash] = stored
 
 
 class _FrozenBlocks:
