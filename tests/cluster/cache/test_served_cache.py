@@ -40,7 +40,7 @@ LONG = "word " * 40
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Starts it by `make serve ARGS=...`, with a model that needs no fetching."""
+    """Runs `make serve ARGS=...` with a model that needs no fetching."""
     folder = tmp_path_factory.mktemp("badcache")
     flags = ["--model", PACED, "--kv-cache-memory", f"{PAGES}K", "--served-model-name", "tiny", "--host-cache", "64K"]
     flags += ["--pin-cap", "0.1"]
