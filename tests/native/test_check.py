@@ -57,22 +57,13 @@ def emulated(variant: Variant, *options: str, built: Path, native: Path = NATIVE
     return complaints("g++", *options, built=built, native=native, is_whole=variant != AMX)
 
 
-IN_GATE = ("amx",)
-"""Its products alone are checked, in seconds. All kernels of an AVX-512, and the checks of the check itself, take
-half a minute of the processor each: `make slow` has them. Machines that have AVX-512 hold its kernels against torch
-in the gate."""
-
-
-@pytest.mark.parametrize(
-    "variant",
-    [
-        pytest.param(each, id=each.name, marks=[] if each.name in IN_GATE else pytest.mark.slow)
-        for each in VARIANTS
-        if "avx512f" in each.needs
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", [each for each in VARIANTS if "avx512f" in each.needs], ids=lambda each: each.name)
 def test_avx512_and_amx_kernels_equal_plain_loops(tmp_path: Path, variant: Variant) -> None:
-    """With emulated instructions where the processor does not have them: that takes several times as long."""
+    """With emulated instructions where the processor does not have them: that takes several times as long.
+
+    Machines that have the instructions hold these kernels against torch in the gate.
+    """
     if variant.needs <= usable_features():
         need("g++")
         assert complaints("g++", "-O0", *variant.flags.split(), built=tmp_path / "check") == ""

@@ -59,6 +59,7 @@ def played(of: Trace, shape: FleetShape, policy: str, parts: Parts, monkeypatch:
 
     with monkeypatch.context() as patch:
         patch.setattr("tools.simulate.fleet.worker.worker_lifecycle.SimulatedHost", Noted)
+        patch.setattr("twostroke.worker.services.pages_service.GATHER_S", 0.0)  # simulated pulls tell of every step
         setup = RoutingSetup(policy, lambda: policy_named(policy), holds=policy in RECONSIDERING)
         return history, simulate(of, shape, setup, parts=parts)
 
