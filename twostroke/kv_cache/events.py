@@ -115,7 +115,7 @@ class EventLog:
 
     @property
     def has_changes(self) -> bool:
-        return any([tier_blocks.pending for tier_blocks in self._places])
+        return any(tier_blocks.pending for tier_blocks in self._places)
 
     def stored(self, block_hash: BlockHash, tier: Tier = Tier.DEVICE, group: GroupKind = GroupKind.FULL) -> None:
         self._tiers[tier, group].add(block_hash)
