@@ -97,7 +97,7 @@ class EventLog:
 
     def __init__(self, epoch: Epoch) -> None:
         self.epoch = epoch
-        self._tiers = {place: _TierBlocks(*place) for place in PLACES}
+        self._tiers = {place: TierBlocks(*place) for place in PLACES}
         self._ring: deque[EventBatch] = deque(maxlen=RING_BATCHES)
         self._sequence = 0
 
@@ -109,6 +109,10 @@ class EventLog:
     @property
     def has_changes(self) -> bool:
         return any(tier_blocks.pending for tier_blocks in self._tiers.values())
+
+    def blocks(self, tier: Tier, group: GroupKind) -> TierBlocks:
+        """Returns the blocks of one group on one tier, where whoever tells of many adds and removes them."""
+        return self._tiers[tier, group]
 
     def stored(self, block_hash: BlockHash, tier: Tier = Tier.DEVICE, group: GroupKind = GroupKind.FULL) -> None:
         self._tiers[tier, group].add(block_hash)
@@ -173,7 +177,7 @@ class EventLog:
         return sum(len(tier_blocks) for tier_blocks in self._tiers.values())
 
 
-class _TierBlocks:
+class TierBlocks:
     """The blocks of one group on one tier, and the changes since the last batch."""
 
     def __init__(self, tier: Tier, group: GroupKind) -> None:

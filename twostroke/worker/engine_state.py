@@ -23,6 +23,7 @@ from twostroke.kv_cache.groups.group_pool import PoolListener
 from twostroke.kv_cache.memory import Pages
 from twostroke.kv_cache.parts import GroupKind
 from twostroke.kv_cache.pool import BlockPool
+from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.windows.window_group import window_group
 from twostroke.models.catalog.places import locate
 from twostroke.observability.profiler import Profiler
@@ -38,7 +39,12 @@ class _EpochLog:
     """The event log of the current epoch."""
 
     def __init__(self) -> None:
-        self.log = EventLog(Epoch.begin(0))
+        self.begin(EventLog(Epoch.begin(0)))
+
+    def begin(self, log: EventLog) -> None:
+        self.log = log
+        self.blocks = [log.blocks(Tier.DEVICE, group) for group in GroupKind]
+        """The blocks of each page group in the log."""
 
 
 class LoadedBranch:
@@ -71,12 +77,12 @@ class _GroupListener:
         self._others = [listener for each in loaded if (listener := each.listener(group)) is not None]
 
     def stored(self, name: BlockHash) -> None:
-        self._epoch.log.stored(name, group=self._group)
+        self._epoch.blocks[self._group].add(name)
         for other in self._others:
             other.stored(name)
 
     def removed(self, name: BlockHash) -> None:
-        self._epoch.log.removed(name, group=self._group)
+        self._epoch.blocks[self._group].remove(name)
         for other in self._others:
             other.removed(name)
 
@@ -150,7 +156,8 @@ class EngineState:
         held = sum(group.total - group.unheld for group in pool.groups)
         if held:
             raise InternalError(f"{held} pages are still held by the previous epoch: start a new process")
-        log = self._epoch.log = EventLog(epoch)
+        log = EventLog(epoch)
+        self._epoch.begin(log)
         for number, group in enumerate(pool.groups):
             for block_hash in group.unheld_blocks():
                 log.stored(block_hash, group=GroupKind(number))

@@ -22,7 +22,7 @@ def test_both_workers_spend_processor_time_on_every_prompt(tmp_path: Path) -> No
     for row in (alone, several):
         assert row["prefill_ms"] > 0
         assert row["decode_ms"] > 0
-        assert 0 < row["first_token_s"]
+        assert row["first_token_s"] > 0
 
 
 @pytest.mark.parametrize(("flag", "complaint"), [("0", "1 or more"), ("a,b", "whole numbers")])
