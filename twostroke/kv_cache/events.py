@@ -110,9 +110,9 @@ class EventLog:
     def has_changes(self) -> bool:
         return any(tier_blocks.pending for tier_blocks in self._tiers.values())
 
-    def blocks(self, tier: Tier, group: GroupKind) -> TierBlocks:
-        """Returns the blocks of one group on one tier, where whoever tells of many adds and removes them."""
-        return self._tiers[tier, group]
+    def device_blocks(self, group: GroupKind) -> TierBlocks:
+        """Returns the blocks of one group on the device, where whoever tells of many adds and removes them."""
+        return self._tiers[Tier.DEVICE, group]
 
     def stored(self, block_hash: BlockHash, tier: Tier = Tier.DEVICE, group: GroupKind = GroupKind.FULL) -> None:
         self._tiers[tier, group].add(block_hash)

@@ -108,7 +108,7 @@ class Pages(abc.ABC):
     def begin_new_generation(self, page: PageId) -> None:
         """Begins a new generation of a page. Call it before the page gets a new writer."""
         if self._counts is None:
-            self._counts = memoryview(self.generations)
+            self._counts = self.generations.data
         self._counts[page] = (self._counts[page] + 1) & _MOST_GENERATIONS
 
 

@@ -23,7 +23,6 @@ from twostroke.kv_cache.groups.group_pool import PoolListener
 from twostroke.kv_cache.memory import Pages
 from twostroke.kv_cache.parts import GroupKind
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.kv_cache.tier import Tier
 from twostroke.kv_cache.windows.window_group import window_group
 from twostroke.models.catalog.places import locate
 from twostroke.observability.profiler import Profiler
@@ -43,7 +42,7 @@ class _EpochLog:
 
     def begin(self, log: EventLog) -> None:
         self.log = log
-        self.blocks = [log.blocks(Tier.DEVICE, group) for group in GroupKind]
+        self.blocks = [log.device_blocks(group) for group in GroupKind]
         """The blocks of each page group in the log."""
 
 
