@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from decode_worker.local_prefill import LocalPrefill
 from decode_worker.output_stream import OutputStream
@@ -43,8 +43,12 @@ log = logging.getLogger(__name__)
 
 
 class RequestManager(RoleServices):
-    def __init__(self, host: RoleHost, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, host: RoleHost, tasks: asyncio.TaskGroup, new_stream: Callable[..., OutputStream] = OutputStream
+    ) -> None:
+        """`new_stream` makes the token stream of a router."""
         self._host = host
+        self._new_stream = new_stream
         self._requests: dict[RequestId, RequestState] = {}
         self._by_sequence: dict[Sequence, RequestState] = {}
         self._output_streams: dict[str, OutputStream] = {}
@@ -144,7 +148,7 @@ class RequestManager(RoleServices):
         output_stream = self._output_streams.get(router_id)
         if output_stream is None:
             config = self._host.config
-            output_stream = self._output_streams[router_id] = OutputStream(
+            output_stream = self._output_streams[router_id] = self._new_stream(
                 config.runtime.orphan_grace_s,
                 config.patience.heartbeat_s,
                 lambda requests: self._abandon(router_id, requests),

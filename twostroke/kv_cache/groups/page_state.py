@@ -10,7 +10,7 @@ from twostroke.base.ids import BlockHash, SessionId
 from twostroke.kv_cache.parts import Part
 
 
-class PageState(enum.Enum):
+class PageState(enum.StrEnum):
     FREE = "free"
     CACHED = "cached"
     PINNED = "pinned"

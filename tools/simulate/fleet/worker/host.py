@@ -29,7 +29,7 @@ from tools.simulate.fleet.worker.shared_cores.core_device import CoreDevice, cal
 from tools.simulate.fleet.worker.shared_cores.cores import HostCores
 from tools.simulate.fleet.worker.steps import ChunksOnly, Flight, HostLoop, SimulatedLoop, StepPace
 from tools.simulate.fleet.worker.tiers import SimulatedDisk, SimulatedTiers
-from tools.simulate.fleet.worker.tokens import TokenTimes
+from tools.simulate.fleet.worker.tokens import SimulatedStream, TokenTimes
 from twostroke.base.ids import BlockHash, Epoch, PageId, RequestId, SessionId, WorkerId
 from twostroke.config import Role, ScheduleConfig, WorkerConfig
 from twostroke.engine.backends.facts import LoadedModel
@@ -183,7 +183,7 @@ class SimulatedHost:
         self.decode_service: SimulatedDecodeService | None = None
         self.actions: RequestManager | BuildJobs
         if role is Role.DECODE:
-            self.actions = manager = RequestManager(self, tasks)
+            self.actions = manager = RequestManager(self, tasks, SimulatedStream)
             self.decode_service = SimulatedDecodeService(manager, self.virtual_loop)
         else:
             self.actions = BuildJobs(self, tasks)
