@@ -47,6 +47,7 @@ class ChunkChooser:
         """Chooses all sequences that need one token, then ends of prompts, then the rest in order of admission."""
         if self._known_early:
             self._grow_early()
+        self._running.catch_up()
         streams = [sequence for sequence in self._running.of(StepNeed.STREAM) if sequence not in self._late]
         chunks = self._choose_streams(streams, step_tokens)
         cost = None if budget is None else budget.cost

@@ -31,6 +31,14 @@ def check_kept(scheduler: Scheduler, pool: BlockPool, block_size: int) -> None:
     ]
 
 
+def check_caught_up(scheduler: Scheduler, size: int) -> None:
+    """Asserts that no sequence has a readable block before it, where it may pass over each."""
+    for sequence in scheduler.running_sequences if scheduler._progress.tells else ():
+        block = sequence.computed // size
+        if block < len(sequence.block_hashes):
+            assert not scheduler._pool.is_filled(sequence.pages[block]), "it has not passed over a block that is here"
+
+
 def queued_of(scheduler: Scheduler, pool: BlockPool, size: int) -> Queued:
     waiting, unwritten = list(scheduler.waiting_sequences), pool.unwritten
     tokens = sum(each.pending_tokens for each in waiting) + unwritten.blocks * size
@@ -62,10 +70,7 @@ def _begun_tokens(pool: BlockPool, sequence: Sequence, size: int) -> int:
 
 def _need_of(scheduler: Scheduler, sequence: Sequence, size: int) -> StepNeed:
     progress, tokens = scheduler._progress, len(sequence.known) - sequence.next_start
-    block = sequence.computed // size
-    is_hashed = block < len(sequence.block_hashes)
-    if is_hashed and progress.tells:
-        assert not scheduler._pool.is_filled(sequence.pages[block]), "it has not passed over a block that is here"
+    is_hashed = sequence.computed // size < len(sequence.block_hashes)
     if tokens <= 1 and not is_hashed and sequence.sampling is not None:
         return StepNeed.STREAM
     if tokens <= 0 or (is_hashed and progress.is_blocked(sequence)):
