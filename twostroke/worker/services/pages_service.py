@@ -294,7 +294,7 @@ class CachedOnlyJob:
         return 0
 
     def close(self) -> None:
-        self.parts.close(self._held_page)
+        self.parts.close()
         for kind, held in reversed(self._held.items()):
             self._pool.groups[kind].unshare([held[block] for block in sorted(held)])
         if self._loads is not None:
