@@ -337,6 +337,12 @@ class SchedulerHistory(BegunHistory):
             self.parts.put(slot, [GARBAGE] * self.block_size)
             self.windows.clear_writer(slot)
 
+    @precondition(lambda self: self.pool.others)
+    @rule()
+    def lose_parts(self) -> None:
+        """Blocks have pages and no window parts any more: work outside this history took their slots."""
+        self.windows.forget_cached()
+
     @precondition(lambda self: self.content)
     @rule(pick=picks)
     def pin(self, pick: int) -> None:
