@@ -27,9 +27,6 @@ from twostroke.scheduler.sequence import Sequence
 ADMISSION_LOOKAHEAD = 16
 """Waiting sequences that one admission round looks at: short ones can pass, and it is cheap enough for every step."""
 
-DUE_LOOKAHEAD = 64
-"""Running prompts that predictions of first tokens look at."""
-
 
 class WaitingQueue:
     def __init__(self) -> None:
@@ -334,8 +331,8 @@ class SchedulerLoad:
         return len(self._waiting) + self._running.work.prompts
 
     def due_prompts(self) -> Iterator[DuePrompt]:
-        """Yields the prompts that are computed here, about in that order, without those far back."""
-        for sequence in itertools.islice(self._runnable(), DUE_LOOKAHEAD):
+        """Yields the prompts that are computed here, about in that order, without those far back in the queue."""
+        for sequence in self._runnable():
             start, known = sequence.computed, len(sequence.known)
             if start < known <= sequence.prompt_tokens and self._progress.runnable_end(sequence, start + 1) > start:
                 tokens = known - start

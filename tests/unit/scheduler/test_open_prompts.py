@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit.scheduler.bench import BLOCK, Bench, tokens
-from tests.unit.scheduler.symbolic import limits, pulling
+from tests.unit.scheduler.bench import BLOCK, FOREVER, Bench, tokens
+from tests.unit.scheduler.features import score
+from tests.unit.scheduler.symbolic import answering, limits, pulling
 from tests.unit.scheduler.windows.test_scheduler_windows import WindowBench
 from twostroke.scheduler.progress import BlockProgress
 
@@ -80,3 +81,18 @@ def test_where_pages_do_not_tell_of_everything_a_step_looks_once_at_each_prompt(
         load.queued()
     assert asked["catch_up"] == open_prompts
     assert asked["again_tokens"] <= open_prompts + 1, "that which runs is looked at before and after it was chosen"
+
+
+def test_a_scored_prompt_goes_on_beside_streams_that_leave_less_than_a_block() -> None:
+    bench = Bench(100, of=limits(BLOCK, align_chunks=True), max_num_seqs=64)
+    bench.scheduler.step_tokens = 4 * BLOCK
+    for number in range(3 * BLOCK + 1):
+        bench.answer([number % 7, number // 7, 1], FOREVER)
+        bench.admit()
+        bench.step()
+    scored = answering(1000, tokens(5 * BLOCK), FOREVER, BLOCK)
+    score(scored)
+    bench.scheduler.enqueue(scored)
+    bench.admit()
+    bench.step()
+    assert 0 < scored.computed < BLOCK
