@@ -146,7 +146,8 @@ class SimulatedHost:
         self.shape = shape
         self.worker = worker
         self.epoch = epoch
-        self.use, self.is_dead = use, False
+        self.use = use
+        self.is_dead = False
         self.config = _config(shape, worker, role)
         self.metrics = WorkerMetrics(role, shape.block_size)
         self.recorder = Recorder()
