@@ -146,8 +146,7 @@ class SimulatedHost:
         self.shape = shape
         self.worker = worker
         self.epoch = epoch
-        self.use = use
-        self.is_dead = False
+        self.use, self.is_dead = use, False
         self.config = _config(shape, worker, role)
         self.metrics = WorkerMetrics(role, shape.block_size)
         self.recorder = Recorder()
