@@ -82,6 +82,7 @@ def busy_history(seed: int, events: int) -> Counter[str]:
         happening()
         history.pages_hold_what_their_names_say()
         history.nothing_that_a_step_may_write_is_released()
+        history.what_is_kept_is_what_a_look_at_everything_says()
         history.nobody_is_forgotten()
     history.teardown()
     return history.seen
