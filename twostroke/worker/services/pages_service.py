@@ -155,6 +155,8 @@ class PagesService(worker_pb2_grpc.PagesServicer):
 
     def _checked(self, request: worker_pb2.PullRequest) -> RequestedBlocks:
         hashes = hashes_from_bytes(request.block_hashes)
+        if len(set(hashes)) < len(hashes):
+            raise InvalidRequest("block_hashes has a block twice", field="block_hashes")
         parts = self._wanted_parts(request)
         blocks = parts[-1].block + 1
         if blocks > len(hashes):
