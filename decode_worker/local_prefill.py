@@ -13,7 +13,7 @@ from twostroke.worker.role_host import RoleHost
 log = logging.getLogger(__name__)
 
 LOOK_S = ANSWER_S / 2
-"""Least time between two looks at the same pulls: how fast steps are changes little meanwhile."""
+"""Least time between two looks at the same pulls: the speed of steps changes little in this time."""
 
 
 class LocalPrefill:

@@ -78,7 +78,7 @@ class BuildJob(SupplyListener):
         return len(self.sequence.computed_blocks.difference(blocks))
 
     def close(self) -> None:
-        self.parts.close(self.sequence.page_of)
+        self.parts.close()
         self._host.scheduler.end(self.sequence)
         self._host.pulls.prune()
         self._host.loop.wake()

@@ -47,16 +47,20 @@ class ChunkChooser:
         """Chooses all sequences that need one token, then ends of prompts, then the rest in order of admission."""
         if self._known_early:
             self._grow_early()
+        self._running.catch_up()
         streams = [sequence for sequence in self._running.of(StepNeed.STREAM) if sequence not in self._late]
         chunks = self._choose_streams(streams, step_tokens)
         cost = None if budget is None else budget.cost
         is_aligned = self._limits.align_chunks and step_tokens >= self._limits.block_size
         left, left_logits = step_tokens - len(chunks), MOST_EXTRA_LOGITS
-        least_of_prompts = self._limits.block_size if is_aligned else 1
+        block_size = self._limits.block_size
         for need, sequence in self._others():
-            if left <= 0 or (left < least_of_prompts and need is StepNeed.PROMPT):
+            if left <= 0:
                 break
             demand = sequence.demand()
+            is_cut = is_aligned and need is StepNeed.PROMPT and demand.ends_on_blocks
+            if is_cut and left < block_size and demand.start % block_size == 0 and demand.least < block_size:
+                continue  # what is left of the step ends within its next block
             if budget is not None and demand.most > 1 and not demand.is_stream:
                 left, budget = min(left, _prompt_tokens_beside_streams(chunks, budget, demand.start)), None
             room = -(-left // demand.weight)

@@ -1,7 +1,11 @@
 """The sequences that wait for pages and those that run, and sums of their work, for predictions and for routers.
 
 A running sequence is looked at again only after it was touched: by a step that it took part in, or since the page that
-it waits for has changed. So a step costs what it does, however many prompts are open.
+it waits for has changed. So a step costs what it does, however many prompts are open. Where pages do not tell of
+everything (`BlockProgress.tells`), all prompts are looked at once after each change of the pool.
+
+Questions change nothing of a sequence: a step in flight may be writing its blocks. Only `RunningSequences.catch_up`,
+between two steps, lets sequences pass over what others have filled.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from twostroke.base.ids import PageId
@@ -22,9 +26,6 @@ from twostroke.scheduler.sequence import Sequence
 
 ADMISSION_LOOKAHEAD = 16
 """Waiting sequences that one admission round looks at: short ones can pass, and it is cheap enough for every step."""
-
-DUE_LOOKAHEAD = 64
-"""Running prompts that predictions of first tokens look at."""
 
 
 class WaitingQueue:
@@ -114,14 +115,13 @@ NO_WORK = SequenceWork()
 class _Entry:
     """A running sequence, and the page that it waits for."""
 
-    __slots__ = ("need", "number", "page", "sequence", "touched", "work")
+    __slots__ = ("need", "number", "page", "sequence", "touch", "work")
 
-    def __init__(self, sequence: Sequence, number: int, touched: dict[_Entry, None]) -> None:
+    def __init__(self, sequence: Sequence, number: int, touch: Callable[[_Entry], None]) -> None:
         self.sequence = sequence
         self.number = number
         """Its place in the order of admission."""
-        self.touched = touched
-        """The entries to look at, of all sequences."""
+        self.touch = touch
         self.need: StepNeed | None = None
         """None until it was looked at for the first time."""
         self.work = NO_WORK
@@ -130,7 +130,7 @@ class _Entry:
 
     def page_changed(self, part: Part) -> None:
         self.page = None
-        self.touched[self] = None
+        self.touch(self)
 
 
 class RunningSequences:
@@ -142,6 +142,11 @@ class RunningSequences:
         self._block_size = block_size
         self._entries: dict[Sequence, _Entry] = {}
         self._touched: dict[_Entry, None] = {}
+        """Those to look at."""
+        self._behind: dict[_Entry, None] = {}
+        """Those that may have something to pass over."""
+        self._seen_changes = 0
+        """Changes of the pool before the latest look at all prompts."""
         self._by_need: list[dict[Sequence, None]] = [{} for _ in StepNeed]
         self._unordered: set[StepNeed] = set()
         """Needs with sequences that came out of order."""
@@ -162,13 +167,14 @@ class RunningSequences:
 
     def add(self, sequence: Sequence) -> None:
         self._admitted += 1
-        entry = self._entries[sequence] = _Entry(sequence, self._admitted, self._touched)
-        self._touched[entry] = None
+        entry = self._entries[sequence] = _Entry(sequence, self._admitted, self._touch)
+        self._touch(entry)
 
     def remove(self, sequence: Sequence) -> None:
         """Call it before the sequence releases its pages."""
         entry = self._entries.pop(sequence)
         self._touched.pop(entry, None)
+        self._behind.pop(entry, None)
         self._wait(entry, None)
         self._set_work(entry, NO_WORK)
         if entry.need is not None:
@@ -178,7 +184,14 @@ class RunningSequences:
         """Notes that its tokens, or what is computed of it, may have changed."""
         entry = self._entries.get(sequence)
         if entry is not None:
-            self._touched[entry] = None
+            self._touch(entry)
+
+    def catch_up(self) -> None:
+        """Lets sequences pass over what others have filled. No step may be in flight: they release what they pass."""
+        for entry in list(self._behind) if self._progress.tells else self._prompts():
+            if _catch_up(self._progress, entry.sequence):
+                self._touched[entry] = None
+        self._behind.clear()
 
     def of(self, need: StepNeed) -> dict[Sequence, None]:
         """Returns the sequences with this need, in order of admission."""
@@ -196,25 +209,30 @@ class RunningSequences:
         self._look()
         return self._work
 
+    def _touch(self, entry: _Entry) -> None:
+        self._touched[entry] = None
+        self._behind[entry] = None
+
+    def _prompts(self) -> list[_Entry]:
+        """Returns the entries that others' work may concern."""
+        return [entry for entry in self._entries.values() if entry.need is not StepNeed.STREAM]
+
     def _look(self) -> None:
-        """Looks at what was touched; at all prompts where pages do not tell of everything."""
+        """Looks at what was touched; at all prompts where pages do not tell of everything and the pool has changed."""
         if not self._progress.tells:
-            for entry in self._entries.values():
-                if entry.need is not StepNeed.STREAM:
-                    self._touched[entry] = None
+            changes = sum(group.changes for group in self._pool.groups)
+            if changes != self._seen_changes:
+                self._seen_changes = changes
+                self._touched |= dict.fromkeys(self._prompts())
         if not self._touched:
             return
-        touched = list(self._touched)
-        self._touched.clear()
-        for entry in touched:
+        for entry in self._touched:
             self._look_at(entry)
+        self._touched.clear()
 
     def _look_at(self, entry: _Entry) -> None:
         sequence, size = entry.sequence, self._block_size
         is_hashed = sequence.computed // size < len(sequence.block_hashes)
-        if is_hashed:
-            catch_up(self._progress, sequence)
-            is_hashed = sequence.computed // size < len(sequence.block_hashes)
         need = self._need_of(sequence, is_hashed=is_hashed)
         if need is not entry.need:
             self._move(entry, need)
@@ -281,13 +299,14 @@ class RunningSequences:
             entry.page = page
 
 
-def catch_up(progress: BlockProgress, sequence: Sequence) -> None:
-    """Lets a sequence pass over what others have filled."""
+def _catch_up(progress: BlockProgress, sequence: Sequence) -> bool:
+    """Lets a sequence pass over what others have filled; returns whether its need or its work may be another one."""
     before = sequence.computed
-    progress.catch_up(sequence)
+    is_changed = progress.catch_up(sequence)
     if sequence.computed > before:
         for constraint in sequence.constraints:
             constraint.passed(sequence, before)
+    return is_changed
 
 
 class SchedulerLoad:
@@ -312,8 +331,8 @@ class SchedulerLoad:
         return len(self._waiting) + self._running.work.prompts
 
     def due_prompts(self) -> Iterator[DuePrompt]:
-        """Yields the prompts that are computed here, about in that order, without those far back."""
-        for sequence in itertools.islice(self._runnable(), DUE_LOOKAHEAD):
+        """Yields the prompts that are computed here, about in that order, without those far back in the queue."""
+        for sequence in self._runnable():
             start, known = sequence.computed, len(sequence.known)
             if start < known <= sequence.prompt_tokens and self._progress.runnable_end(sequence, start + 1) > start:
                 tokens = known - start
@@ -322,7 +341,11 @@ class SchedulerLoad:
             yield DuePrompt(sequence.pending_tokens, sequence.pending_pairs, sequence.due_s)
 
     def lone_streams(self) -> tuple[int, int] | None:
-        """Returns the streams and the tokens that they attend to, or None if the next step may run anything else."""
+        """Returns the streams and the tokens that they attend to, or None if the next step may run anything else.
+
+        No step may be in flight.
+        """
+        self._running.catch_up()
         streams = context_tokens = 0
         for sequence in itertools.chain(self._runnable(), self._running.of(StepNeed.STREAM)):
             first = sequence.next_start

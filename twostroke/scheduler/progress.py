@@ -29,8 +29,8 @@ class BlockProgress(Protocol):
     def begin(self, sequence: Sequence, claim: Claim) -> list[Part]:
         """Gives a sequence its claim; returns the parts that have no writer, in order."""
 
-    def catch_up(self, sequence: Sequence) -> None:
-        """Advances `computed` over blocks that others have filled."""
+    def catch_up(self, sequence: Sequence) -> bool:
+        """Advances `computed` over blocks that others have filled; returns whether it has found more of them filled."""
 
     def runnable_end(self, sequence: Sequence, end: int) -> int:
         """Returns `end`, or an earlier one before a block that is filled or written by another."""
@@ -77,11 +77,12 @@ class PageProgress:
         sequence.computed = claim.hits * self._block_size
         return parts_of(claim.missing)
 
-    def catch_up(self, sequence: Sequence) -> None:
-        block = sequence.computed // self._block_size
+    def catch_up(self, sequence: Sequence) -> bool:
+        first = block = sequence.computed // self._block_size
         while block < len(sequence.block_hashes) and self._pool.is_filled(sequence.pages[block]):
             block += 1
             sequence.computed = block * self._block_size
+        return block > first
 
     def runnable_end(self, sequence: Sequence, end: int) -> int:
         size = self._block_size

@@ -178,7 +178,8 @@ async def test_a_full_queue_refuses() -> None:
         (prompt_of(3 * BLOCK), {"wanted": [1, 1]}, "wanted", "ascending"),
         (prompt_of(2 * BLOCK), {"wanted": [5]}, "wanted", "only 2 block hashes"),
         (prompt_of(2 * BLOCK), {"wanted": [1], "group": 1}, "wanted", "no page group 1"),
-        (prompt_of(BLOCK), {"block_hashes": b"x" * 32, "wanted": [1]}, "tokens", "do not fill 2 blocks"),
+        (prompt_of(BLOCK), {"block_hashes": bytes(range(32)), "wanted": [1]}, "tokens", "do not fill 2 blocks"),
+        (prompt_of(2 * BLOCK), {"block_hashes": b"x" * 32, "wanted": [1]}, "block_hashes", "a block twice"),
         (prompt_of(BLOCK), {"block_hashes": b"x" * 7}, "block_hashes", "multiple of 16"),
     ],
 )

@@ -16,7 +16,8 @@ def check_kept(scheduler: Scheduler, pool: BlockPool, block_size: int) -> None:
     assert queued == queued_of(scheduler, pool, block_size)
     assert prompts == scheduler.waiting + sum(len(each.known) <= each.prompt_tokens for each in running)
     kept = {need: list(scheduler._running.of(need)) for need in StepNeed}
-    needs = {sequence: _need_of(scheduler, sequence, block_size) for sequence in running}
+    found = kept[StepNeed.NOTHING]  # others may have begun to write what a sequence is still to be chosen for
+    needs = {each: _need_of(scheduler, each, block_size, may_be_blocked=each in found) for each in running}
     assert kept == {need: [each for each in running if needs[each] is need] for need in StepNeed}
     waiting = list(scheduler.waiting_sequences)
     due = [
@@ -29,6 +30,14 @@ def check_kept(scheduler: Scheduler, pool: BlockPool, block_size: int) -> None:
         *(len(each.known) - each.computed for each in due),
         *(each.pending_tokens for each in waiting[:16]),
     ]
+
+
+def check_caught_up(scheduler: Scheduler, size: int) -> None:
+    """Asserts that no sequence has a readable block before it, where it may pass over each."""
+    for sequence in scheduler.running_sequences if scheduler._progress.tells else ():
+        block = sequence.computed // size
+        if block < len(sequence.block_hashes):
+            assert not scheduler._pool.is_filled(sequence.pages[block]), "it has not passed over a block that is here"
 
 
 def queued_of(scheduler: Scheduler, pool: BlockPool, size: int) -> Queued:
@@ -60,15 +69,12 @@ def _begun_tokens(pool: BlockPool, sequence: Sequence, size: int) -> int:
     return max(0, block * size - sequence.computed)
 
 
-def _need_of(scheduler: Scheduler, sequence: Sequence, size: int) -> StepNeed:
+def _need_of(scheduler: Scheduler, sequence: Sequence, size: int, *, may_be_blocked: bool) -> StepNeed:
     progress, tokens = scheduler._progress, len(sequence.known) - sequence.next_start
-    block = sequence.computed // size
-    is_hashed = block < len(sequence.block_hashes)
-    if is_hashed and progress.tells:
-        assert not scheduler._pool.is_filled(sequence.pages[block]), "it has not passed over a block that is here"
+    is_hashed = sequence.computed // size < len(sequence.block_hashes)
     if tokens <= 1 and not is_hashed and sequence.sampling is not None:
         return StepNeed.STREAM
-    if tokens <= 0 or (is_hashed and progress.is_blocked(sequence)):
+    if tokens <= 0 or (may_be_blocked and is_hashed and progress.is_blocked(sequence)):
         return StepNeed.NOTHING
     if tokens <= 1:
         return StepNeed.TOKEN

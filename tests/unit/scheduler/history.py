@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from tests.unit.scheduler.derived import check_kept
+from tests.unit.scheduler.derived import check_caught_up, check_kept
 from tests.unit.scheduler.features import grammar_of, match, released_pages, score, scores_found
-from tests.unit.scheduler.history_begin import MAX_MODEL_LEN, BegunHistory, Flight, Pull
+from tests.unit.scheduler.history_begin import MAX_MODEL_LEN, BegunHistory, Flight, Pull, pages_held_by
 from tests.unit.scheduler.symbolic import (
     COMPILER,
     GARBAGE,
@@ -178,6 +178,7 @@ class SchedulerHistory(BegunHistory):
     @rule(runs_at_once=st.booleans())
     def begin_step(self, runs_at_once: bool) -> None:
         step = self.scheduler.plan(self.beside)
+        check_caught_up(self.scheduler, self.block_size)
         for sequence in self.scheduler.take_preempted():
             assert not sequence.pages
             self.seen["preempted"] += 1
@@ -200,7 +201,7 @@ class SchedulerHistory(BegunHistory):
             state = grammar_of(chunk.sequence)
             run = () if state is None else tuple(state.forced_run(len(chunk.proposed)))
             self.seen["forced tokens drafted"] += bool(run) and chunk.proposed[: len(run)] == run
-        self.flight = Flight(step)
+        self.flight = Flight(step, {chunk.sequence: pages_held_by(chunk.sequence) for chunk in step.chunks})
         if runs_at_once:
             self.runner.write(step)
             self.flight.result = self.runner.attend(step)
@@ -336,6 +337,12 @@ class SchedulerHistory(BegunHistory):
             self.parts.put(slot, [GARBAGE] * self.block_size)
             self.windows.clear_writer(slot)
 
+    @precondition(lambda self: self.pool.others)
+    @rule()
+    def lose_parts(self) -> None:
+        """Blocks have pages and no window parts any more: work outside this history took their slots."""
+        self.windows.forget_cached()
+
     @precondition(lambda self: self.content)
     @rule(pick=picks)
     def pin(self, pick: int) -> None:
@@ -369,6 +376,11 @@ class SchedulerHistory(BegunHistory):
     @invariant()
     def what_is_kept_is_what_a_look_at_everything_says(self) -> None:
         check_kept(self.scheduler, self.pool, self.block_size)
+
+    @invariant()
+    def nothing_that_a_step_may_write_is_released(self) -> None:
+        for sequence, held in {} if self.flight is None else self.flight.held.items():
+            assert held <= pages_held_by(sequence), "a step in flight writes to what its sequence has released"
 
     @invariant()
     def nobody_is_forgotten(self) -> None:

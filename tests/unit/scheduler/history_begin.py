@@ -43,7 +43,14 @@ class Pull:
 @dataclass
 class Flight:
     step: Step
+    held: dict[Sequence, set[PageId]]
+    """What its sequences held when it began."""
     result: StepResult | None = None
+
+
+def pages_held_by(sequence: Sequence) -> set[PageId]:
+    """Returns the pages of all groups that a sequence holds."""
+    return {*sequence.pages, *(() if sequence.further is None else sequence.further.slots.values())}
 
 
 class Tight(Budget):

@@ -73,3 +73,14 @@ def test_prompts_wait_for_those_before_them_and_for_themselves() -> None:
     first_s, second_s = 0.01 + 100 * TOKEN_S, 2 * 0.01 + 150 * TOKEN_S
     assert waiting_s([], cost, STEP_TOKENS) == 0
     assert waiting_s([prompt(100), prompt(150)], cost, STEP_TOKENS) == pytest.approx(first_s + first_s + second_s)
+
+
+def test_a_promise_counts_however_many_prompts_are_computed_before_it() -> None:
+    bench = Bench(400, max_num_seqs=200)
+    for number in range(100):
+        sequence = bench.prefill([number, *tokens(4)])
+        sequence.due_s = 5.0 if number == 99 else None
+        bench.admit()
+    due = list(bench.scheduler.load.due_prompts())
+    assert [prompt.due_s for prompt in due] == [None] * 99 + [5.0]
+    assert has_late(due, Queued(), ALONE, STEP_TOKENS, 5.0)

@@ -7,21 +7,23 @@ from typing import Any
 
 import pytest
 
-from tests.unit.scheduler.bench import BLOCK, Bench, tokens
-from tests.unit.scheduler.symbolic import limits, pulling
-from twostroke.scheduler.progress import PageProgress
+from tests.unit.scheduler.bench import BLOCK, FOREVER, Bench, tokens
+from tests.unit.scheduler.features import score
+from tests.unit.scheduler.symbolic import answering, limits, pulling
+from tests.unit.scheduler.windows.test_scheduler_windows import WindowBench
+from twostroke.scheduler.progress import BlockProgress
 
 
-class Counting(PageProgress):
+class Counting:
     """Counts the questions of a scheduler about its sequences."""
 
-    def __init__(self, bench: Bench) -> None:
-        super().__init__(bench.pool, BLOCK)
+    def __init__(self, progress: BlockProgress) -> None:
+        self._progress = progress
         self.asked: Counter[str] = Counter()
 
-    def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        if callable(found) and not name.startswith("_"):
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._progress, name)
+        if callable(found):
             self.asked[name] += 1
         return found
 
@@ -29,7 +31,7 @@ class Counting(PageProgress):
 def watched(bench: Bench) -> Counter[str]:
     """Returns the number of questions from now on."""
     scheduler = bench.scheduler
-    counting = Counting(bench)
+    counting = Counting(scheduler._progress)
     for each in (scheduler, scheduler._chooser, scheduler._running, scheduler.load):
         each._progress = counting  # type: ignore[attr-defined, assignment]
     return counting.asked
@@ -58,3 +60,39 @@ def test_a_step_asks_for_what_it_computes_alone(are_pulled: bool) -> None:
     assert few["begin_writing"] == 1
     assert asked_by_a_step(60, 8, are_pulled=are_pulled) == few
     assert asked_by_a_step(2, 200, are_pulled=are_pulled) == few
+
+
+def test_where_pages_do_not_tell_of_everything_a_step_looks_once_at_each_prompt() -> None:
+    open_prompts, blocks = 12, 8
+    bench = WindowBench(slots=600, window=8, pages=open_prompts * (blocks + 1) + 8, max_num_batched_tokens=2 * BLOCK)
+    for number in range(open_prompts):
+        bench.prefill(tokens(blocks * BLOCK, token=number + 1))
+        bench.admit()
+    bench.step()
+    asked, load = watched(bench), bench.scheduler.load
+    for _ in range(3):
+        assert load.prompts == open_prompts
+        load.queued()
+    assert asked["again_tokens"] <= open_prompts
+    asked.clear()
+    step = bench.scheduler.plan()
+    assert step is not None
+    for _ in range(3):
+        load.queued()
+    assert asked["catch_up"] == open_prompts
+    assert asked["again_tokens"] <= open_prompts + 1, "that which runs is looked at before and after it was chosen"
+
+
+def test_a_scored_prompt_goes_on_beside_streams_that_leave_less_than_a_block() -> None:
+    bench = Bench(100, of=limits(BLOCK, align_chunks=True), max_num_seqs=64)
+    bench.scheduler.step_tokens = 4 * BLOCK
+    for number in range(3 * BLOCK + 1):
+        bench.answer([number % 7, number // 7, 1], FOREVER)
+        bench.admit()
+        bench.step()
+    scored = answering(1000, tokens(5 * BLOCK), FOREVER, BLOCK)
+    score(scored)
+    bench.scheduler.enqueue(scored)
+    bench.admit()
+    bench.step()
+    assert 0 < scored.computed < BLOCK

@@ -74,12 +74,15 @@ def busy_history(seed: int, events: int) -> Counter[str]:
         lambda: history.pulls and history.page_arrives(pick()): 8,
         lambda: history.pulls and history.pull_fails(pick()): 1,
         lambda: history.live and history.pull_again(pick(), draw.randint(1, 6)): 1,
+        lambda: history.pool.others and history.lose_parts(): 2,
         lambda: history.pin(pick()): 1,
         lambda: history.pins and history.unpin(pick()): 3,
     }
     for happening in draw.choices(list(happenings), list(happenings.values()), k=events):
         happening()
         history.pages_hold_what_their_names_say()
+        history.nothing_that_a_step_may_write_is_released()
+        history.what_is_kept_is_what_a_look_at_everything_says()
         history.nobody_is_forgotten()
     history.teardown()
     return history.seen

@@ -163,7 +163,7 @@ class _Job:
         return 0
 
     def close(self) -> None:
-        self.parts.close(self._page)
+        self.parts.close()
         self._worker_epoch.pool.release(self._pages)
 
 

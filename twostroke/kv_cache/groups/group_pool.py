@@ -71,6 +71,7 @@ class GroupPool(GroupView, abc.ABC):
         assert record.state is PageState.ARRIVING, f"page {page} is {record.state.name}, not ARRIVING"
         assert record.writer is None, f"page {page} has a writer already"
         record.writer = session
+        self.changes += 1
         self._count_unwritten(record, -1)
         if record.refs > 1:
             self._count_shared(session, 1)
@@ -82,6 +83,7 @@ class GroupPool(GroupView, abc.ABC):
         if record.state is PageState.QUARANTINED:
             self._forget(page)
         elif writer is not None and record.state is PageState.ARRIVING:
+            self.changes += 1
             self._count_unwritten(record, 1)
             if record.refs > 1:
                 self._count_shared(writer, -1)
@@ -98,6 +100,7 @@ class GroupPool(GroupView, abc.ABC):
         elif record.refs > 1:
             self._count_shared(record.writer, -1)
         record.filled, record.writer = True, None
+        self.changes += 1
         self._move(page, PageState.ACTIVE)
         self._listener.stored(record.hash)
         if record.waiters is not None:

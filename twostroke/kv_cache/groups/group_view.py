@@ -36,6 +36,8 @@ class GroupView:
         self._pins: Counter[BlockHash] = Counter()
         """Pins per block hash, whether or not the block is here."""
         self._unwritten_blocks = self._unwritten_depths = 0
+        self.changes = 0
+        """How often a page was filled, or a writer of an arriving page came or went."""
         self._shared_written: Counter[SessionId] = Counter()
         """Number of pages with several holders that each writer writes."""
 

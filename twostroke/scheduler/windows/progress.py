@@ -109,12 +109,12 @@ class WindowProgress:
             self._count_blocks_to_compute(sequence, claim)
         return sorted([*parts_of(claim.missing), *parts_of(self._take_tail(sequence), GroupKind.FURTHER)])
 
-    def catch_up(self, sequence: Sequence) -> None:
+    def catch_up(self, sequence: Sequence) -> bool:
         held, size, count = held_of(sequence), self._block_size, len(sequence.block_hashes)
         pages, full = sequence.pages, max(held.full_blocks, sequence.computed // size)
         while full < count and self._pool.is_filled(pages[full]):
             full += 1
-        held.full_blocks = full
+        is_changed, held.full_blocks = full != held.full_blocks, full
         block = reached = sequence.computed // size
         if block < held.pulled_depth <= full and self._has_tail(held):
             reached = held.pulled_depth
@@ -123,6 +123,7 @@ class WindowProgress:
         if reached > block:
             sequence.computed = reached * size
             self._passed(sequence, reached)
+        return is_changed or reached > block
 
     def runnable_end(self, sequence: Sequence, end: int) -> int:
         held, size, count = held_of(sequence), self._block_size, len(sequence.block_hashes)

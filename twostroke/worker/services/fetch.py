@@ -73,9 +73,18 @@ class BlockFetcher:
                 cached_within_s=within_s,
             )
             await asyncio.wait([host.pulls.start(spec, self._tasks)])
-        for part, page in pages.items():  # through another pull
-            while host.pool.is_arriving(page) and host.pool.writer(page) is not None:
-                await _Change().of(host.pool, page, part)
+        while await _others_have_come(host.pool, pages):
+            pass  # others may have begun to write a page meanwhile
+
+
+async def _others_have_come(pool: BlockPool, pages: dict[Part, PageId]) -> bool:
+    """Waits for each of these pages that somebody writes; returns whether there were any."""
+    has_waited = False
+    for part, page in pages.items():
+        while pool.is_arriving(page) and pool.writer(page) is not None:
+            await _Change().of(pool, page, part)
+            has_waited = True
+    return has_waited
 
 
 class _Change:

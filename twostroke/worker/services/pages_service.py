@@ -155,6 +155,8 @@ class PagesService(worker_pb2_grpc.PagesServicer):
 
     def _checked(self, request: worker_pb2.PullRequest) -> RequestedBlocks:
         hashes = hashes_from_bytes(request.block_hashes)
+        if len(set(hashes)) < len(hashes):
+            raise InvalidRequest("block_hashes has a block twice", field="block_hashes")
         parts = self._wanted_parts(request)
         blocks = parts[-1].block + 1
         if blocks > len(hashes):
@@ -294,7 +296,7 @@ class CachedOnlyJob:
         return 0
 
     def close(self) -> None:
-        self.parts.close(self._held_page)
+        self.parts.close()
         for kind, held in reversed(self._held.items()):
             self._pool.groups[kind].unshare([held[block] for block in sorted(held)])
         if self._loads is not None:

@@ -30,11 +30,13 @@ class ReadyParts:
         """Parts that have not been taken, in order."""
         self._changed: set[Part] = set()
         """Parts to look at."""
+        self._awaited: set[PageId] = set()
+        """Pages that may tell of their change."""
         self._has_changed = asyncio.Event()
-        self.tell: Callable[[], None] | None = None
-        """Called when there is something to look at again; for an owner without tasks."""
         self._has_all = asyncio.Event()
         """Set when every part that is left may have come."""
+        self.tell: Callable[[], None] | None = None
+        """Called when there is something to look at again; for an owner without tasks."""
 
     @property
     def is_empty(self) -> bool:
@@ -83,8 +85,10 @@ class ReadyParts:
             if pool.is_filled(page):
                 ready[part] = page
                 del pending[part]
+                self._awaited.discard(page)
             elif pool.is_arriving(page):
                 pool.wait_for(page, self, part)
+                self._awaited.add(page)
         return ready, None
 
     def _tell(self) -> None:
@@ -94,10 +98,8 @@ class ReadyParts:
         if len(self._changed) >= len(self._pending):
             self._has_all.set()
 
-    def close(self, held: Callable[[Part], PageId | None]) -> None:
-        """Waits for nothing any more. `held` returns the pages that the owner still holds."""
-        for part in self._pending:
-            page = held(part)
-            if page is not None:
-                self._pool.stop_waiting(page, self)
-        self._pending, self._changed = {}, set()
+    def close(self) -> None:
+        """Waits for nothing any more, also where the owner has released its pages already."""
+        for page in self._awaited:
+            self._pool.stop_waiting(page, self)
+        self._pending, self._changed, self._awaited = {}, set(), set()

@@ -11,7 +11,7 @@ from twostroke.worker.supply.pull_spec import PullSpec
 
 
 class OpenPull:
-    """The pull client owns it and alone changes it. No question costs more with more blocks."""
+    """The pull client owns it and alone changes it. Questions cost no more with more blocks, but `is_wanted`."""
 
     def __init__(self, spec: PullSpec, pool: BlockPool, started_s: float) -> None:
         self.spec = spec

@@ -112,6 +112,27 @@ def test_a_part_that_a_sequence_had_begun_to_compute_again_is_free_once_it_goes_
         assert bench.runner.unfinished <= released_pages(bench.branches), "what is kept of block 2 never goes"
 
 
+def test_a_question_about_the_load_releases_nothing_that_a_step_in_flight_writes() -> None:
+    bench = WindowBench(slots=40, window=8, max_num_batched_tokens=10)
+    prompt = tokens(41)
+    bench.finish_prefill(prompt[:40])
+    bench.windows.forget_cached()
+    sequence = bench.sequence(prompt, BRIEF)
+    sequence.pulled_blocks = 10
+    bench.scheduler.enqueue(sequence)
+    bench.admit()
+    step = bench.scheduler.plan()
+    assert step is not None
+    assert sequence.further is not None
+    slots = dict(sequence.further.slots)
+    bench.arrive({block: slots[block] for block in bench.windows.shape.tail(10)})  # all that it needs is here
+    load = bench.scheduler.load
+    assert (load.queued().tokens, load.prompts, len(list(load.due_prompts()))) == (1, 1, 0)
+    assert (sequence.computed, sequence.further.slots) == (0, slots)
+    bench.scheduler.update(step, bench.runner.run(step))
+    assert bench.finish(sequence)[0] == answer_alone(prompt, BRIEF, 4096)[0]
+
+
 def test_what_is_kept_of_a_block_whose_part_is_computed_again_stays_when_one_that_waits_for_it_goes() -> None:
     bench = WindowBench(slots=40, window=8, has_exact_blocks=True, max_num_batched_tokens=10)
     prompt = tokens(41)

@@ -85,6 +85,24 @@ async def test_blocks_that_are_coming_for_somebody_else_are_waited_for_and_fetch
         assert fetched(successor) == BLOCKS
 
 
+async def test_a_page_that_somebody_begins_to_write_during_the_wait_for_a_later_one_is_waited_for() -> None:
+    async with prefill("worker") as worker:
+        pool, names, sessions = worker.host.pool, NAMES[:2], [worker.host.new_session() for _ in range(2)]
+        claim = pool.claim(names, root_hash(), 0)  # of a sequence that waits for both blocks
+        assert claim is not None
+        first, second = claim.pages
+        pool.assign_writer(second, sessions[1])
+        fetching = asyncio.create_task(fetch(worker, worker, names))
+        await eventually(lambda: pool._pages[second].waiters is not None)
+        pool.assign_writer(first, sessions[0])
+        pool.fill(second)
+        await eventually(lambda: pool._pages[first].waiters is not None)
+        assert not fetching.done()
+        pool.fill(first)
+        assert await fetching == 2
+        pool.release(claim.pages)
+
+
 async def test_what_is_in_use_is_not_evicted() -> None:
     async with (
         prefill("holder") as holder,

@@ -154,20 +154,26 @@ class World:
     def end(self) -> None:
         if self.holders:
             holder = self.holders.pop(self.random.randrange(len(self.holders)))
+            pages = holder.pages
+            if self.random.random() < 0.5:  # what it was built for has failed
+                self.pool.release(pages)
+                holder.pages, pages = [], []
             for served in [each for each in self.served if each.holder is holder]:
                 self.close(served)
-            self.pool.release(holder.pages)
+            self.pool.release(pages)
 
     def hang_up(self) -> None:
         if self.served:
             self.close(self.random.choice(self.served))
 
     def close(self, served: Served) -> None:
-        served.parts.close(lambda part: served.holder.pages[part.block])
+        served.parts.close()
         self.served.remove(served)
 
     def check(self) -> None:
         self.pool.check_integrity()
+        told = {waiter for record in self.pool._pages for waiter in record.waiters or ()}
+        assert told <= {*self.pulls, *(served.parts for served in self.served)}, "an ended pull waits for a page"
         for pull in self.pulls:
             kept = pull.missing_blocks, pull.first_missing, pull.is_computable, pull.is_wanted
             assert kept == derived(pull, self.pool)
@@ -271,6 +277,6 @@ def test_two_pulls_of_the_same_blocks_are_both_told_and_one_that_hung_up_is_not(
         job.change()
         job.take()
         job.tell = functools.partial(told.append, number)
-    jobs[1].close(lambda _: page)
+    jobs[1].close()
     pool.fill(page)
     assert told == [0, 2]
