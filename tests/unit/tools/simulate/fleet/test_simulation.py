@@ -100,15 +100,15 @@ def test_every_prompt_token_is_computed_or_found(policy: str) -> None:
 
 
 def test_knowing_what_is_cached_helps() -> None:
-    blind, knowing = run(chats(160), SMALL, "round-robin"), run(chats(160), SMALL, "kv")
+    blind, knowing = run(chats(100), SMALL, "round-robin"), run(chats(100), SMALL, "kv")
     assert 1 - token_hit_rate(knowing) < 0.65 * (1 - token_hit_rate(blind))
     assert _p90(knowing) < _p90(blind)
 
 
 def test_a_seed_is_a_run() -> None:
     shape = dataclasses.replace(SMALL, noise=0.3, delays=Delays(event_jitter_s=0.01), seed=4)
-    assert run(chats(), shape).outcomes == run(chats(), shape).outcomes
-    assert run(chats(), shape).outcomes != run(chats(), dataclasses.replace(shape, seed=5)).outcomes
+    assert run(chats(40), shape).outcomes == run(chats(40), shape).outcomes
+    assert run(chats(40), shape).outcomes != run(chats(40), dataclasses.replace(shape, seed=5)).outcomes
 
 
 def test_steps_taken_at_once_are_steps_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
