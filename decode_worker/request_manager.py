@@ -164,6 +164,7 @@ class RequestManager(RoleServices):
         state.lifetime.mark(Instant.ADMITTED)
         state.supply = self._supplies.of(state.sequence, state.ordered, state)
         state.supply.begin(admission.missing)
+        self._local_prefill.has_changed()
         state.move_to(Stage.PULLING if state.supply.is_pulling else Stage.RUNNING)
 
     def planning(self) -> None:
@@ -178,6 +179,7 @@ class RequestManager(RoleServices):
         if state.ordered.source is not None:
             sequence.pulled_blocks = len(sequence.known) // state.block_size
         self._host.pulls.prune()
+        self._local_prefill.has_changed()
 
     def emitted(self, emissions: list[Emission]) -> None:
         if emissions:
@@ -191,6 +193,7 @@ class RequestManager(RoleServices):
                 continue
             state.tokens.append(token)
             if len(state.tokens) == 1:
+                self._local_prefill.has_changed()
                 state.trace.first_token(sequence.steps)
                 state.lifetime.mark(Instant.FIRST_TOKEN)
             if state.stage is pulling:  # its blocks arrived through other pulls
@@ -334,6 +337,7 @@ class RequestManager(RoleServices):
             feature.ended(state.sequence, is_whole=stage is Stage.DONE)
         self._host.scheduler.end(state.sequence)
         self._host.pulls.prune()
+        self._local_prefill.has_changed()
         self._host.loop.wake()
         self._host.progress.notify()
         self._host.feed.publish()  # routers count its slot as taken until they learn otherwise

@@ -146,8 +146,7 @@ class SimulatedHost:
         self.shape = shape
         self.worker = worker
         self.epoch = epoch
-        self.use = use
-        self.is_dead = False
+        self.use, self.is_dead = use, False
         self.config = _config(shape, worker, role)
         self.metrics = WorkerMetrics(role, shape.block_size)
         self.recorder = Recorder()
@@ -165,6 +164,7 @@ class SimulatedHost:
         self.budget = Budget(shape.step_target_s, shape.cost, self.config.schedule.step_tokens())
         self.converter = Converter(shape.conversion_page_s)
         self.served: dict[SimulatedPull, None] = {}
+        self.changed: list[SimulatedPull] = []
         self.pulls = fleet.parts.pulls(self)
         self.loop = fleet.parts.loop(self)
         self.prefill_busy_s = 0.0
@@ -237,6 +237,7 @@ class SimulatedHost:
     def wake(self) -> None:
         if not self.is_dead:
             self.loop.wake()
+            self.pulls.announce()  # pages that came from elsewhere
 
     def compute_s(self, queued: Queued) -> float:
         """Returns the seconds of computing prompts here beside the current streams, as a live worker predicts them."""
