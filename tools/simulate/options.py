@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,11 @@ class FleetQuestion(Settings):
 class Output(ReportFiles):
     """The files that results go to, and how many runs there are at a time."""
 
-    jobs: int = setting(1, least=1, help="runs at a time")
+    jobs: int | None = setting(None, least=1, default_text="one for each core", help="runs at a time")
+
+    @property
+    def processes(self) -> int:
+        return self.jobs or len(os.sched_getaffinity(0))
 
 
 class Promise(Settings):

@@ -42,18 +42,21 @@ Runner = Callable[[Sequence[Trial]], list[SimulatedRun]]
 """Runs trials, and returns their results in the same order."""
 
 
-def runner(jobs: int) -> Runner:
-    """Returns what runs trials. It says on standard error which have ended, as some take minutes."""
+@contextlib.contextmanager
+def runner(jobs: int) -> Iterator[Runner]:
+    """Yields what runs trials, so many at a time. It says on standard error which have ended, as some take minutes.
 
-    def run_all(trials: Sequence[Trial]) -> list[SimulatedRun]:
-        if jobs == 1 or len(trials) < 2:
-            return _told(trials, map(run_trial, trials))
-        # Spawned: a forked child would inherit whatever threads the caller has, in whatever state.
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(jobs, len(trials)), mp_context=context) as pool:
+    Its processes begin when they are first needed, and stay for later trials: to begin one takes a second or two.
+    """
+    # Spawned: a forked child would inherit whatever threads the caller has, in whatever state.
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+
+        def run_all(trials: Sequence[Trial]) -> list[SimulatedRun]:
+            if jobs == 1 or len(trials) < 2:
+                return _told(trials, map(run_trial, trials))
             return _told(trials, pool.map(run_trial, trials))
 
-    return run_all
+        yield run_all
 
 
 def _told(trials: Sequence[Trial], runs: Iterable[SimulatedRun]) -> list[SimulatedRun]:

@@ -111,17 +111,17 @@ def run_session(args: argparse.Namespace) -> int:
     heading = _heading(said, trace, shape)
     console = console_for(output.json_path)
     console.print(heading, markup=False)
-    run_all = runner(output.jobs)
     real = real_answers(said.source.trace, said.source.limit)
     trials = [
         Trial(variant=variant, trace=trace, shape=shape, peer_pulls=compared.peer_pulls)
         for variant in dict.fromkeys((*variants, *policies_of(real)))
     ]
     rates, runs, oracle_rate = [], [], oracle_rate_of(trace, shape)
-    if compared.find_rate_s is not None:
-        rates = highest_rates(trials, compared.find_rate_s, compared.precision, run_all)
-    else:
-        runs = _compare(compared, trials, run_all, holds=bool(real))
+    with runner(output.processes) as run_all:
+        if compared.find_rate_s is not None:
+            rates = highest_rates(trials, compared.find_rate_s, compared.precision, run_all)
+        else:
+            runs = _compare(compared, trials, run_all, holds=bool(real))
     summaries = with_ratios([summarise(run, scale, promise, oracle_rate) for scale, run in runs])
     shown = ComparedRuns(summaries=tuple(summaries), runs=tuple(runs), rates=tuple(rates), oracle_rate=oracle_rate)
     _print(compared, shown, console)

@@ -144,9 +144,10 @@ def run(args: argparse.Namespace) -> int:
     said = flags.read(_Flags, args)
     console = console_for(said.output.json_path)
     cells = []
-    for cell in cells_of(said.axes, said.fleet, runner(said.output.jobs)):
-        cells.append(cell)
-        console.print(_line(cell), markup=False)
+    with runner(said.output.processes) as run_all:
+        for cell in cells_of(said.axes, said.fleet, run_all):
+            cells.append(cell)
+            console.print(_line(cell), markup=False)
     console.print(table_of(_grid(cells)))
     console.print(verdict(cells), markup=False)
     write_json(_as_json(cells), said.output.json_path)

@@ -26,7 +26,7 @@ from tools.simulate.fleet import results
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.options import GIGABYTE, FleetFlags, Output, numbers
 from tools.simulate.planning.demand import capacity_of, check_objectives, load_of
-from tools.simulate.runs import Trial, runner
+from tools.simulate.runs import Runner, Trial, runner
 from tools.simulate.traces.formats import TraceRow
 from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import ALWAYS_LOCAL, ALWAYS_REMOTE, OURS
@@ -127,12 +127,13 @@ def run(args: argparse.Namespace) -> int:
     if not shape.prefill:
         raise ConfigError("--prefill must be at least 1: who else should compute?", field="prefill")
     asked = LatencyTargets(ttft_s=args.slo_ttft, itl_s=args.slo_itl)
-    cells = sweep(axes, shape, asked, (args.requests, args.output_tokens), output.jobs)
+    with runner(output.processes) as run_all:
+        cells = sweep(axes, shape, asked, (args.requests, args.output_tokens), run_all)
     _show(cells, shape, output)
     return 0
 
 
-def sweep(axes: Axes, shape: FleetShape, asked: LatencyTargets, sizes: tuple[int, int], jobs: int) -> list[Cell]:
+def sweep(axes: Axes, shape: FleetShape, asked: LatencyTargets, sizes: tuple[int, int], run_all: Runner) -> list[Cell]:
     """`sizes`: requests of a run, and tokens of an answer. Cells in the order of the axes."""
     places = [
         Place(prompt_tokens=tokens, load=load, bytes_per_s=bandwidth)
@@ -146,7 +147,7 @@ def sweep(axes: Axes, shape: FleetShape, asked: LatencyTargets, sizes: tuple[int
         for trace, fleet in zip(traces, fleets, strict=True)
         for variant in VARIANTS
     ]
-    runs = iter(runner(jobs)(trials))
+    runs = iter(run_all(trials))
     return [
         _cell(place, trace, _promised(asked, trace, fleet), [next(runs) for _ in VARIANTS])
         for place, trace, fleet in zip(places, traces, fleets, strict=True)

@@ -49,10 +49,10 @@ def run_session(args: argparse.Namespace) -> int:
         raise ConfigError(f"--loads must be positive, got {said.promise.loads}", field="loads")
     trace, shape = said.read()
     check_objectives(trace, shape, promise)
-    run_all = runner(output.jobs)
-    sizing = smallest_fleet(trace, shape, promise, run_all)
-    enough = dataclasses.replace(shape, prefill=sizing.smallest.prefill, decode=sizing.smallest.decode)
-    points = crossover(trace, enough, promise, scales, run_all)
+    with runner(output.processes) as run_all:
+        sizing = smallest_fleet(trace, shape, promise, run_all)
+        enough = dataclasses.replace(shape, prefill=sizing.smallest.prefill, decode=sizing.smallest.decode)
+        points = crossover(trace, enough, promise, scales, run_all)
     heading = f"{said.source.label}: {len(trace.rows)} requests; {_words(promise)}"
     console = console_for(output.json_path)
     console.print(heading, markup=False)

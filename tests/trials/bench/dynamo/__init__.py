@@ -27,7 +27,7 @@ from tools.simulate.fleet import results
 from tools.simulate.fleet.results import SimulatedRun
 from tools.simulate.fleet.shape import Delays, FleetShape
 from tools.simulate.options import numbers, with_blocks_of
-from tools.simulate.runs import Trial, paced, runner
+from tools.simulate.runs import Runner, Trial, paced, runner
 from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import OURS
 from tools.tables import console_for, table_of, text_grid, text_row
@@ -117,7 +117,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Raises ConfigError for bad flags and files, and where the other Python has no replay."""
     said = flags.read(_Flags, args)
-    cells = list(cells_of(said.axes))
+    with runner(2) as run_all:
+        cells = list(cells_of(said.axes, run_all))
     console_for(said.output.json_path).print(
         table_of(text_grid(_HEADINGS, (text_row(*_texts(each)) for each in cells)))
     )
@@ -125,8 +126,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def cells_of(axes: _Axes) -> Iterator[Cell]:
-    loads, run_all = numbers("--loads", axes.loads), runner(1)
+def cells_of(axes: _Axes, run_all: Runner) -> Iterator[Cell]:
+    loads = numbers("--loads", axes.loads)
     for name, load in itertools.product(axes.traces.split(","), loads):
         read = requests_of(name, axes.size, GridAxes(traces=name, requests=axes.requests, seed=axes.seed))
         trace = in_whole_blocks(read)

@@ -140,7 +140,8 @@ def _simulate(options: PoliciesOptions, loads: Sequence[Load], trials: Sequence[
     for load in loads:
         own = [trial for trial in trials if trial.utilisation == load.utilisation]
         shape = replay.fleet_of(own, options.served)
-        runs = replay.replayed(options.policies, load.trace, shape, runner(1))
+        with runner(1) as run_all:
+            runs = replay.replayed(options.policies, load.trace, shape, run_all)
         found = tuple(replay.likeness(own, run) for run in runs)
         replays.append(Replayed(load=load, shape=shape, found=found))
     return replays

@@ -24,7 +24,7 @@ SMALL = ["--workload", "conversation", "--limit", str(REQUESTS), "--prefill", "2
 def simulated(tmp_path: Path, *arguments: str) -> dict[str, Any]:
     """What the command wrote as JSON."""
     written = tmp_path / "out.json"
-    assert main(["simulate", *arguments, "--json", str(written)]) == 0
+    assert main(["simulate", *arguments, "--jobs", "1", "--json", str(written)]) == 0
     return dict(json.loads(written.read_text(encoding="utf-8")))
 
 

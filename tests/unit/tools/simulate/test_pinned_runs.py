@@ -1,7 +1,7 @@
 """A simulated run is its decisions: nothing that only makes the simulator faster changes a figure.
 
-Each policy, and each part of a fleet that has its own code, plays one small trace. The figures are those of the first
-version that was checked against live workers. They change only where a policy, a scheduler or a cost changes.
+Each policy, and each part of a fleet that has its own code, plays one small trace. The figures change only where a
+policy, a scheduler, a pull or a cost changes. `python -m tests.unit.tools.simulate.test_pinned_runs` writes them anew.
 """
 
 from __future__ import annotations
@@ -105,3 +105,13 @@ def test_the_pinned_runs_reach_what_they_are_to_guard() -> None:
     assert any(each["peers"] for each in pinned.values())
     assert any(each["answered"] < 40 for each in pinned.values()), "some are refused"
     assert len({json.dumps(each) for each in pinned.values()}) > len(CASES) // 2, f"with blocks of {BLOCK} tokens"
+
+
+def write() -> None:
+    """Pins the figures of the runs as they are now."""
+    lines = [f"  {json.dumps(case)}: {json.dumps(figures(played(case)))}" for case in CASES]
+    PINNED.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

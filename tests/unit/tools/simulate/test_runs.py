@@ -19,6 +19,8 @@ def without_clocks(run: SimulatedRun) -> SimulatedRun:
 def test_a_run_is_the_same_in_another_process() -> None:
     trace = even_trace(requests=8)
     trials = [Trial(variant=variant, trace=trace, shape=FLEET, rate_scale=4.0) for variant in ("kv", "round-robin")]
-    here, elsewhere = runner(1)(trials), runner(2)(trials)
+    with runner(1) as alone, runner(2) as parallel:
+        here, elsewhere, again = alone(trials), parallel(trials), parallel(trials[::-1])
     assert [run.policy for run in elsewhere] == ["kv", "round-robin"]
     assert list(map(without_clocks, here)) == list(map(without_clocks, elsewhere))
+    assert list(map(without_clocks, here)) == list(map(without_clocks, again[::-1]))

@@ -107,9 +107,9 @@ def test_knowing_what_is_cached_helps() -> None:
 
 def test_a_seed_is_a_run() -> None:
     shape = dataclasses.replace(SMALL, noise=0.3, delays=Delays(event_jitter_s=0.01), seed=4)
-    outcomes = run(chats(60), shape).outcomes
-    assert run(chats(60), shape).outcomes == outcomes
-    assert run(chats(60), dataclasses.replace(shape, seed=5)).outcomes != outcomes
+    outcomes = run(chats(40), shape).outcomes
+    assert run(chats(40), shape).outcomes == outcomes
+    assert run(chats(40), dataclasses.replace(shape, seed=5)).outcomes != outcomes
 
 
 def test_steps_taken_at_once_are_steps_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
