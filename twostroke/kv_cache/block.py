@@ -88,7 +88,7 @@ def extend_hashes(
 
 
 def extend_packed_hashes(
-    hashes: list[BlockHash], packed: bytes, block_size: int, salt: bytes = b"", public_blocks: int = 0
+    hashes: list[BlockHash], packed: bytes | memoryview, block_size: int, salt: bytes = b"", public_blocks: int = 0
 ) -> None:
     """Appends the hashes of whole blocks that follow those of `hashes`, given as `packed_tokens`."""
     block_bytes = 4 * block_size
