@@ -56,7 +56,7 @@ async def test_a_beginning_that_was_hashed_before_is_not_hashed_again() -> None:
 
 
 async def test_whoever_has_another_salt_finds_no_hashes() -> None:
-    """Of every pair of tenant, the client's salt, adapter, form and public prefix, in both orders."""
+    """Every pair of tenant, salt of the client, adapter, form and public prefix is tried in both orders."""
     prompt = tuple(range(2 * SPAN))
     owners = [owner_salt(tenant, salt) for tenant in ("", "a", "b") for salt in (b"", b"x")]
     salts = [made for salt in owners for made in (salt, exact_salt(salt), derived_salt(salt, b"adapter", b"digest"))]
