@@ -22,7 +22,7 @@ from router.fleet.worker import ServingFacts
 from router.metrics import RouterMetrics
 from router.requests.client_request import ClientRequest
 from router.requests.compiled_grammars import CompiledGrammars
-from router.requests.params import answer_length, check_model, check_prompt, sampling_params
+from router.requests.params import answer_length, check_model, check_prompt, check_prompt_length, sampling_params
 from router.requests.request_output import OutputDependencies, OutputShare, RequestOutput
 from router.requests.resume import Seeds, stream_of
 from router.requests.work import NOTHING_BESIDE, BesideBody, Preparer, Work
@@ -247,7 +247,7 @@ class RequestHandler:
         requests = []
         for number, (request_id, prompt) in enumerate(zip(ids, body.token_prompts, strict=True)):
             sent = point.sent[number * options.n : (number + 1) * options.n]
-            check_prompt(prompt, facts)
+            check_prompt_length(prompt, facts)  # its tokens were checked when it was prepared, and workers do it, too
             length = answer_length(prompt, options, facts, clamps=request.clamps_length)
             sampling = sampling_params(options, length, facts, self._seeds.of(point, number), grammar)
             requests.append(
