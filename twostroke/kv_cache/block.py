@@ -77,11 +77,20 @@ def block_hashes_of(
 
 
 def extend_hashes(
-    hashes: list[BlockHash], tokens: Sequence[int], block_size: int, salt: bytes = b"", public_blocks: int = 0
+    hashes: list[BlockHash],
+    tokens: Sequence[int],
+    block_size: int,
+    salt: bytes = b"",
+    public_blocks: int = 0,
+    *,
+    end: int | None = None,
 ) -> None:
-    """Appends the hashes of the blocks that `tokens` have filled since; the first `public_blocks` carry no salt."""
+    """Appends the hashes of the blocks that the first `end` tokens have filled since; None: that all have filled.
+
+    The first `public_blocks` carry no salt.
+    """
     first = len(hashes) * block_size
-    blocks = (len(tokens) - first) // block_size
+    blocks = ((len(tokens) if end is None else min(end, len(tokens))) - first) // block_size
     if blocks > 0:
         packed = packed_tokens(tokens[first : first + blocks * block_size])
         extend_packed_hashes(hashes, packed, block_size, salt, public_blocks)
