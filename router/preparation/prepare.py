@@ -27,6 +27,7 @@ from router.requests.params import (
     check_length,
     check_model,
     check_prompt,
+    check_prompt_length,
     check_text_length,
     check_token_ids,
 )
@@ -198,7 +199,10 @@ class _Preparation:
 
     def _prompt(self, prompt: Prompt, structured: StructuredOutput | None) -> TokenPrompt:
         tokens = self._chat(prompt) if isinstance(prompt, ChatPrompt) else self._completion(prompt)
-        check_prompt(tokens, self._facts)
+        if isinstance(prompt, TokenPrompt) or self._text.tokens_end > self._facts.vocab_size:
+            check_prompt(tokens, self._facts)
+        else:
+            check_prompt_length(tokens, self._facts)
         if isinstance(prompt, ChatPrompt) and (prompt.tool_use is not None or self._work.formats.reasoning):
             return self._parsed(prompt, tokens, structured)
         return tokens

@@ -21,6 +21,9 @@ Piece = tuple[str, bool]
 
 LEAST_CHARS = 1024
 """Characters of a segment at least: each is hashed, kept and asked for by itself."""
+MOST_EVEN = 256
+"""Segments of the least length at the beginning of a text. Behind them the least length grows with the place, so that
+the longest texts have some hundreds more."""
 PIECEWISE: Final = frozenset(
     {
         *("BertNormalizer", "ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Prepend"),
@@ -55,7 +58,7 @@ class Cutter:
         """
         at, found = 0, list[str]()
         for cut in self._places(text):
-            if cut - at >= LEAST_CHARS:
+            if cut - at >= _least_chars(at):
                 found.append(text[at:cut])
                 at = cut
         return [*found, text[at:]]
@@ -70,14 +73,19 @@ class Cutter:
 def pieces_in_segments(pieces: Sequence[Piece]) -> list[list[Piece]]:
     """Returns the pieces in segments, each but the first beginning with a special token."""
     found: list[list[Piece]] = [[]]
-    length = 0
+    at = begun_at = 0
     for text, is_special in pieces:
-        if is_special and length >= LEAST_CHARS:
+        if is_special and at - begun_at >= _least_chars(begun_at):
             found.append([])
-            length = 0
+            begun_at = at
         found[-1].append((text, is_special))
-        length += len(text)
+        at += len(text)
     return found
+
+
+def _least_chars(at: int) -> int:
+    """Returns the least length of a segment that begins at a place. It depends on nothing behind that."""
+    return max(LEAST_CHARS, at // MOST_EVEN)
 
 
 def _may_begin(token: AddedToken) -> bool:

@@ -46,8 +46,11 @@ class TokenizerText:
         normalizer = self._tokenizer.normalizer if any(entry.normalized for entry in specials) else None
         texts = [entry.content for entry in specials if entry.content]
         self._special_texts = SpecialTexts(texts, *([] if normalizer is None else [normalizer.normalize_str]))
-        self.longest_token_chars = max(len(piece) for piece in self._tokenizer.get_vocab())
+        vocabulary = self._tokenizer.get_vocab()
+        self.longest_token_chars = max(map(len, vocabulary))
         """Most characters that one token stands for."""
+        self.tokens_end = max(vocabulary.values()) + 1
+        """One more than the highest token of a text."""
         self._decoders = _decoder_types(self._tokenizer)
         self._templates = load_templates(directory)
         shown = self._templates.source if self._templates else ""
@@ -159,6 +162,7 @@ class ByteText:
         self.formats = OutputFormats.of("", output or OutputConfig())
 
     longest_token_chars = 1
+    tokens_end = 256
 
     def token_of(self, piece: str) -> int | None:
         return None

@@ -18,8 +18,9 @@ from router.preparation.prepared_texts import PreparedTexts
 from router.preparation.preparer import INLINE_BYTES, SMALL_BYTES, ProcessPreparer
 from router.preparation.wire import BrokenMessage
 from router.requests.work import PreparationOutcome, SegmentQuery, Segments, Work
-from router.text.tokenizer import load_text
+from router.text.tokenizer import ByteText, load_text
 from tests.unit.router.conftest import FACTS
+from twostroke.base.errors import InvalidRequest
 
 LONG_FACTS = dataclasses.replace(FACTS, max_model_len=1 << 20, pool_tokens=1 << 20, vocab_size=1 << 20)
 
@@ -106,3 +107,11 @@ def test_segments_that_fit_to_no_keys_come_from_no_process_that_can_be_used(lear
         known.learn(PreparationOutcome(learned=learned))
     with pytest.raises(BrokenMessage):
         known.answer(SegmentQuery(b"short"))
+
+
+def test_tokens_beyond_the_vocabulary_are_refused_also_where_the_tokenizer_has_more() -> None:
+    few = dataclasses.replace(FACTS, vocab_size=98)
+    for prompt, error in (("aaa", None), ("abc", InvalidRequest), ([98], InvalidRequest), ([97], None)):
+        work = Work("/v1/completions", json.dumps({"prompt": prompt}).encode(), "toy", few)
+        refused = prepare(work, ByteText()).error
+        assert refused is None if error is None else isinstance(refused, error)

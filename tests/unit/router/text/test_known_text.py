@@ -206,3 +206,21 @@ def test_a_text_of_one_kind_is_never_found_as_one_of_another() -> None:
     for kind in (b"text", b"pieces"):
         KnownText(b"a", known).tokens(["one", "two"], kind, str.encode, lambda said: list(said.encode()))
     assert known.found == 0
+
+
+def test_a_very_long_text_has_some_hundreds_of_segments(tmp_path: Path) -> None:
+    cutter = Cutter(text_of(byte_level(), tmp_path, ADDED[:2])._tokenizer)
+    turns = ("<|im_start|>user\n" + "a" * 1500 + "<|im_end|>\n") * 5000
+    found = cutter.segments(turns)
+    assert "".join(found) == turns
+    assert 300 < len(found) < 1300
+    shorter = cutter.segments(turns[: len(turns) // 2])
+    assert found[: len(shorter) - 1] == shorter[:-1]
+
+
+def test_a_segment_is_found_only_behind_what_was_before_it() -> None:
+    known = DictSegments()
+    for first in ("a", "b"):
+        KnownText(b"a", known).tokens([first, "two", "end"], b"text", str.encode, lambda said: list(said.encode()))
+    assert known.found == 0
+    assert len(known.kept) == 4
