@@ -34,8 +34,9 @@ SMALL_S = 10.0
 COMPILE_S = 2.0
 """Processor time for one grammar. Nearly all take some milliseconds. The process gets what steps leave of the machine,
 so that this may be many times as long by the clock."""
-IDLE_S = 10.0
-"""Idle time after which the process for large bodies ends, so that its memory is given back."""
+IDLE_S = 120.0
+"""Idle time after which the process for large bodies ends, so that its memory is given back. Turns of a chat come
+within that time, and to start it takes a second: many times what it takes to prepare a turn."""
 COMPILER_IDLE_S = 600.0
 """Idle time after which the process that compiles grammars ends. To start it takes about a second."""
 LARGE_NICE = 10

@@ -34,6 +34,8 @@ MOST_BYTES = 3 << 30
 MOST_FRAMES = 800
 """Calls within calls while a request is read: what is nested as deeply has to fit into the router's own 1,000 later,
 below the calls that serve it, where a response repeats it."""
+LARGE_BYTES = 1 << 20
+"""Bytes of a body after which the process gives memory back: what it has made of them lies between other objects."""
 CGROUP_SHARE = 2
 """Divisor of a container's memory for that: without the rest the kernel might end the router."""
 
@@ -108,6 +110,9 @@ def serve(load: Callable[[str], Callable[[Any], PreparationOutcome]], most: int)
             outcome = PreparationOutcome(error=InternalError(f"internal error: {type(error).__name__}: {error}"))
         signal.setitimer(signal.ITIMER_PROF, 0)
         _write(_packed(outcome))
+        if len(work.body) >= LARGE_BYTES:
+            del outcome, work, said
+            give_holes_back()
 
 
 def _packed(outcome: PreparationOutcome) -> bytes:
