@@ -30,6 +30,7 @@ from router.requests.client_request import AnswerRequest, ClientRequest, check_t
 from router.requests.params import check_request_id
 from router.requests.request_handler import RequestHandler
 from router.requests.resume import SentProgress, StreamPoint, Untold
+from router.requests.work import BesideBody
 from twostroke.base import client_text
 from twostroke.base.errors import (
     Cancelled,
@@ -175,8 +176,7 @@ class HttpEndpoints:
             client=_client_address(request),
             request_id=state.request_id,
             deadline_s=deadline_s,
-            path_fields=tuple(request.path_params.items()),
-            json_bytes=json_bytes,
+            beside=BesideBody(tuple(request.path_params.items()), json_bytes, request.headers.get(TENANT_HEADER, "")),
         )
         return await until_disconnect(request, preparing)
 

@@ -20,6 +20,7 @@ from router.requests.client_request import ClientRequest
 from router.requests.params import MAX_REQUEST_ID_CHARS, check_request_id
 from router.requests.request_handler import RequestHandler
 from router.requests.resume import StreamPoint
+from router.requests.work import BesideBody
 from router.text.output.events import TextEvent, WholeOutput
 from twostroke.base.errors import (
     DeadlineExceeded,
@@ -169,7 +170,8 @@ class _Parts:
 
 
 async def _prepared(handler: RequestHandler, raw: bytes, auth: AuthContext, context: Context) -> KServeRequest:
-    wanted = await handler.prepare(KIND, raw, auth, client=client_address(context))
+    beside = BesideBody(tenant=shown_metadata(context, TENANT_KEY))
+    wanted = await handler.prepare(KIND, raw, auth, client=client_address(context), beside=beside)
     assert isinstance(wanted, KServeRequest)
     return wanted
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from router.fleet.token_stream import TokenDelta
-from router.serving.dispatcher import HASHED_TOKENS, hash_blocks
 from router.serving.parent_request import ParentRequest
 from twostroke.base.errors import (
     Cancelled,
@@ -403,22 +402,3 @@ async def test_a_wrong_cluster_token_is_said_plainly(fleet, caplog):
         assert "the caller does not have this cluster's token" in caplog.text
     finally:
         await core.close()
-
-
-async def test_a_long_prompt_is_hashed_in_parts_with_others_in_between():
-    prompt = tuple(range(5 * HASHED_TOKENS + 7))
-    params = SamplingParams(seed=1, max_tokens=1)
-    request = GenerateRequest(prompt=prompt, sampling=params, salt=b"tenant")
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0)
-            turns += 1
-
-    counting = asyncio.create_task(count())
-    hashes = await hash_blocks(request, 16)
-    counting.cancel()
-    assert list(hashes) == block_hashes_of(prompt, 16, b"tenant")
-    assert turns >= 4
