@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass
@@ -23,9 +22,6 @@ from router.text.stop_strings import StopScanner, StopStrings
 from router.text.tokenizer import Text
 from twostroke.base.errors import InternalError, InvalidRequest
 from twostroke.request import FinishReason, PromptLogprobs, SampledToken
-
-log = logging.getLogger(__name__)
-
 
 TURN_S = 0.004
 """Time for output in one turn of the loop."""
@@ -262,15 +258,6 @@ class RequestOutput:
         parts, stop = choice.text.parts, choice.text.stop_string
         event = TextEvent(choice.index, rest, *counts, finish=reason, usage=usage, parts=parts, stop_string=stop)
         self._sink.put(event._replace(cached_tokens=choice.cached_tokens, prompt_logprobs=choice.prompt_logprobs))
-        if usage is not None:
-            log.info(
-                "request done request=%s prompt_tokens=%d cached_tokens=%d completion_tokens=%d ms=%.1f",
-                self._client_request.request_id,
-                usage.prompt_tokens,
-                usage.cached_tokens,
-                usage.completion_tokens,
-                1000 * (time.monotonic() - self._client_request.received_s),
-            )
 
     def _usage(self) -> Usage:
         prompt_tokens = sum(len(parent.request.prompt) for parent in self._parents)
