@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from router.http_server.exchange import WRITE_PART, Exchange
+from router.http_server.exchange import EXCHANGE, Exchange
 
 
 class Wire:
@@ -38,7 +38,7 @@ async def streamed(wire: Wire, use: Callable[[Exchange], None], **scope: str) ->
     """Stream a body over `wire`; `use` has the extension in the middle of it."""
 
     async def app(scope: Scope, _: Receive, send: Send) -> None:
-        parts: Exchange = scope["extensions"][WRITE_PART]
+        parts: Exchange = scope["extensions"][EXCHANGE]
         await send({"type": "http.response.start", "status": 200, "headers": []})
         assert not parts.takes_parts, "the head goes first"
         await send(part(b"one"))
