@@ -93,8 +93,11 @@ async def until(deadline_s: float | None, had_passed: str, passed: Callable[[], 
 
     `had_passed` is said where it was before, and what `passed` returns where it was meanwhile.
     """
-    left_s = None if deadline_s is None else deadline_s - time.time()
-    if left_s is not None and left_s <= 0:
+    if deadline_s is None:
+        yield
+        return
+    left_s = deadline_s - time.time()
+    if left_s <= 0:
         raise DeadlineExceeded(had_passed)
     try:
         async with asyncio.timeout(left_s) as timeout:
