@@ -103,6 +103,7 @@ class RequestOutput:
         self._parents = parents
         self._facts = facts
         self._sink = sink
+        self._spend, self._is_prompt_only = request.auth.spend, request.body.options.is_prompt_only
         self._point = request.point
         ended = [sent for sent in self._point.sent if sent.is_finished]
         self._choices_left = len(self._point.sent) - len(ended)
@@ -133,7 +134,7 @@ class RequestOutput:
 
     async def _run_prompt(self, index: int) -> None:
         parent = self._parents[index]
-        self._client_request.auth.spend(len(parent.request.prompt))
+        self._spend(len(parent.request.prompt))
         if not parent.resumptions:
             self._metrics.prompt_tokens_total.inc(len(parent.request.prompt))
         prompt = _Prompt(parent, self._choices(index))
@@ -206,19 +207,20 @@ class RequestOutput:
         Logprobs of the prompt, if there are any, go with the token at position 0.
         """
         choice = prompt.choices[number]
-        choice.cached_tokens = max(choice.cached_tokens, delta.cached_tokens)
+        if delta.cached_tokens > choice.cached_tokens:
+            choice.cached_tokens = delta.cached_tokens
         text = choice.text
-        if choice.text.is_stopped:
+        if text.is_stopped:
             return
         scores = None if position else delta.prompt_logprobs
-        if self._client_request.body.options.is_prompt_only:
+        if self._is_prompt_only:
             choice.prompt_logprobs = scores
             return
         self._completion_tokens += 1
         new = text.feed(token.token)
         is_sent = position < choice.sent_tokens
         if not (is_sent and delta.is_recovered):
-            self._client_request.auth.spend(1)  # what the client has already was computed once more
+            self._spend(1)  # what the client has already was computed once more
         if not is_sent:
             now, last = time.monotonic(), choice.last_token_s
             choice.last_token_s = now
@@ -246,7 +248,7 @@ class RequestOutput:
         rest = choice.text.flush(is_cut=reason is not FinishReason.STOP)
         if choice.text.is_stopped:
             reason = FinishReason.STOP
-        if reason is FinishReason.STOP and self._client_request.body.options.is_prompt_only:
+        if reason is FinishReason.STOP and self._is_prompt_only:
             reason = FinishReason.LENGTH  # whatever the token was that is not shown
         if reason is FinishReason.ERROR:
             raise InternalError("a worker ended the answer with an error it did not name")
