@@ -1,7 +1,9 @@
-"""Parts of a streamed body are written at once where the connection lets them, and through `send` where it does not."""
+"""Parts of a streamed body are written at once where the connection lets them, and through `send` where it does not. An
+application that asks for it ends with its client."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -82,3 +84,22 @@ async def test_a_client_that_takes_nothing_is_waited_for() -> None:
         wire.is_writable = True
 
     await streamed(wire, use)
+
+
+@pytest.mark.parametrize("has_left", [True, False])
+async def test_an_application_that_asks_for_it_is_cancelled_when_its_client_leaves(has_left: bool) -> None:
+    whole = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/"}
+    exchange, waits = Exchange(Wire(), whole, ServerState(), keep_alive=True), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["extensions"][EXCHANGE].end_with_client()
+        waits.set()
+        await asyncio.Event().wait()
+
+    if has_left:
+        exchange.leave()
+    task = asyncio.create_task(exchange.run(app))
+    await waits.wait()
+    exchange.leave()
+    (ended,) = await asyncio.gather(task, return_exceptions=True)
+    assert isinstance(ended, asyncio.CancelledError)
