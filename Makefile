@@ -166,8 +166,9 @@ budgets:
 	$(BIN)/python -m tests.durations --write $(RAN)
 
 slow: $(VENV)/.dev
-	$(BIN)/python -m pytest tests/unit tests/cluster tests/native tests/trials/bench tests/trials/chaos/faults \
-		tests/trials/chaos/neighbours tests/console tests/deploy/test_manifests.py -m slow $(ARGS)
+	$(BIN)/python -m pytest tests/unit tests/cluster tests/native tests/trials/bench tests/trials/chaos/disk \
+		tests/trials/chaos/faults tests/trials/chaos/hosts tests/trials/chaos/neighbours tests/console \
+		tests/deploy/test_manifests.py tests/deploy/test_observability.py -m slow $(ARGS)
 
 identity: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/cluster/requests/test_speculation.py -m slow -s $(ARGS)

@@ -12,6 +12,9 @@ from twostroke.worker.role_host import RoleHost
 
 log = logging.getLogger(__name__)
 
+LOOK_S = ANSWER_S / 2
+"""Least time between two looks at the same pulls: how fast steps are changes little meanwhile."""
+
 
 class LocalPrefill:
     """Chooses one prompt at a time, and none while another prompt is computed here."""
@@ -19,21 +22,28 @@ class LocalPrefill:
     def __init__(self, host: RoleHost) -> None:
         self._host = host
         self._timer: asyncio.TimerHandle | None = None
+        self._next_s = 0.0
+        """The time of the next look, unless something has changed before."""
+
+    def has_changed(self) -> None:
+        """Notes that a pull has begun or ended, or that more or less is computed here."""
+        self._next_s = 0.0
 
     def consider(self, requests: Iterable[RequestState]) -> None:
         """Stops one pull whose prompt would be computed sooner here; called before each step is planned.
 
         Where prompts are computed with this worker's cores anyway, two at once would each take twice as long.
         """
-        if self._host.loop.lends:
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._next_s or self._host.loop.lends:
             return
+        self._next_s = now_s + LOOK_S
         pulls = [pull for pull in self._host.pulls.open_pulls() if not pull.spec.is_from_peer]
         if len(pulls) < 2 or any(pull.is_stopped for pull in pulls):
             return
         pace = self._pace(requests)
         if pace is None:
             return
-        now_s = asyncio.get_running_loop().time()
         pull = choose(pulls, pace, now_s)
         if pull is not None:
             self._host.metrics.local_prefills.inc()
@@ -43,6 +53,7 @@ class LocalPrefill:
             self._host.pulls.stop_one(pull.spec.session)
         elif now_s - pulls[-1].started_s < ANSWER_S:
             self._look_again(pulls[-1].started_s + ANSWER_S)
+            self._next_s = min(self._next_s, pulls[-1].started_s + ANSWER_S)
 
     def close(self) -> None:
         if self._timer is not None:

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from decode_worker.local_prefill import LocalPrefill
 from decode_worker.output_stream import OutputStream
@@ -43,8 +43,12 @@ log = logging.getLogger(__name__)
 
 
 class RequestManager(RoleServices):
-    def __init__(self, host: RoleHost, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, host: RoleHost, tasks: asyncio.TaskGroup, new_stream: Callable[..., OutputStream] = OutputStream
+    ) -> None:
+        """`new_stream` makes the token stream of a router."""
         self._host = host
+        self._new_stream = new_stream
         self._requests: dict[RequestId, RequestState] = {}
         self._by_sequence: dict[Sequence, RequestState] = {}
         self._output_streams: dict[str, OutputStream] = {}
@@ -144,7 +148,7 @@ class RequestManager(RoleServices):
         output_stream = self._output_streams.get(router_id)
         if output_stream is None:
             config = self._host.config
-            output_stream = self._output_streams[router_id] = OutputStream(
+            output_stream = self._output_streams[router_id] = self._new_stream(
                 config.runtime.orphan_grace_s,
                 config.patience.heartbeat_s,
                 lambda requests: self._abandon(router_id, requests),
@@ -160,6 +164,7 @@ class RequestManager(RoleServices):
         state.lifetime.mark(Instant.ADMITTED)
         state.supply = self._supplies.of(state.sequence, state.ordered, state)
         state.supply.begin(admission.missing)
+        self._local_prefill.has_changed()
         state.move_to(Stage.PULLING if state.supply.is_pulling else Stage.RUNNING)
 
     def planning(self) -> None:
@@ -174,6 +179,7 @@ class RequestManager(RoleServices):
         if state.ordered.source is not None:
             sequence.pulled_blocks = len(sequence.known) // state.block_size
         self._host.pulls.prune()
+        self._local_prefill.has_changed()
 
     def emitted(self, emissions: list[Emission]) -> None:
         if emissions:
@@ -187,6 +193,7 @@ class RequestManager(RoleServices):
                 continue
             state.tokens.append(token)
             if len(state.tokens) == 1:
+                self._local_prefill.has_changed()
                 state.trace.first_token(sequence.steps)
                 state.lifetime.mark(Instant.FIRST_TOKEN)
             if state.stage is pulling:  # its blocks arrived through other pulls
@@ -330,6 +337,7 @@ class RequestManager(RoleServices):
             feature.ended(state.sequence, is_whole=stage is Stage.DONE)
         self._host.scheduler.end(state.sequence)
         self._host.pulls.prune()
+        self._local_prefill.has_changed()
         self._host.loop.wake()
         self._host.progress.notify()
         self._host.feed.publish()  # routers count its slot as taken until they learn otherwise

@@ -16,12 +16,13 @@ from twostroke.base.ids import PageId
 from twostroke.engine.backends.facts import LoadedModel
 from twostroke.kv_cache.parts import GroupKind, Part, blocks_of
 from twostroke.scheduler.batching import Step
+from twostroke.scheduler.sequence import Constraint, building
 from twostroke.scheduler.sequence import Sequence as BuildSequence
-from twostroke.scheduler.sequence import building
 from twostroke.scheduler.values import AdmittedSequence, Emission
 from twostroke.tracing.span import Chunks
 from twostroke.worker.role_host import RoleHost, first_token_due_s
-from twostroke.worker.services.pages_service import RequestedBlocks
+from twostroke.worker.services.pages_service import RequestedBlocks, filled
+from twostroke.worker.services.ready_parts import ReadyParts
 from twostroke.worker.supply.remote import Ordered, Supplies
 from twostroke.worker.supply.supply import SupplyListener
 from twostroke.worker.worker import RoleServices
@@ -43,6 +44,8 @@ class BuildJob(SupplyListener):
         self.chunks = Chunks(self.span)
         self._host = host
         self._on_close = on_close
+        self._wanted = wanted.parts
+        self.parts = ReadyParts(host.pool, wanted.parts, self._page)
         self.peer = wanted.peer
         self.sequence = sequence
         self.computed: set[int] = set()
@@ -54,12 +57,35 @@ class BuildJob(SupplyListener):
     def admitted(self) -> None:
         self.admitted_s = time.time()
         self.queued.end(at_s=self.admitted_s)
+        self.parts.change()
 
     def left(self, parts: Sequence[Part]) -> None:
         """Counts blocks that this worker does not have itself as computed, until they come from the peer."""
         self.computed.update(blocks_of(parts, GroupKind.FULL))
 
-    def page(self, part: Part) -> PageId | None:
+    def fail(self, error: Exception) -> None:
+        """Notes that nothing more is computed for this pull."""
+        self.error = error
+        self.parts.change()
+
+    def readable(self) -> list[PageId]:
+        return filled(self._host.pool, self._wanted, self._page)
+
+    def computed_of(self, blocks: Collection[int]) -> int:
+        return len((self.sequence.computed_blocks if self._host.pool.others else self.computed).intersection(blocks))
+
+    def computed_besides(self, blocks: Collection[int]) -> int:
+        return len(self.sequence.computed_blocks.difference(blocks))
+
+    def close(self) -> None:
+        self.parts.close(self.sequence.page_of)
+        self._host.scheduler.end(self.sequence)
+        self._host.pulls.prune()
+        self._host.loop.wake()
+        self._on_close(self.sequence)
+        self._end_span()
+
+    def _page(self, part: Part) -> PageId | None:
         if self.error is not None:
             raise TransferFailed(f"block {part.block} could not be computed: {self.error}")
         page = self.sequence.page_of(part)
@@ -67,20 +93,7 @@ class BuildJob(SupplyListener):
             raise TransferFailed(
                 f"block {part.block} is not kept in page group {part.group}, which keeps the last ones"
             )
-        return page if page is not None and self._host.pool.is_filled(page) else None
-
-    def was_computed(self, block: int) -> bool:
-        return block in (self.sequence.computed_blocks if self._host.pool.others else self.computed)
-
-    def computed_besides(self, blocks: Collection[int]) -> int:
-        return len(self.sequence.computed_blocks.difference(blocks))
-
-    def close(self) -> None:
-        self._host.scheduler.end(self.sequence)
-        self._host.pulls.prune()
-        self._host.loop.wake()
-        self._on_close(self.sequence)
-        self._end_span()
+        return page
 
     def _end_span(self) -> None:
         """Ends the span when the last token was computed: the time after that was the puller's."""
@@ -91,6 +104,23 @@ class BuildJob(SupplyListener):
             error=None if self.error is None else f"{type(self.error).__name__}: {self.error}",
             at_s=self.chunks.ended_s or self.admitted_s,
         )
+
+
+class _FurtherParts(Constraint):
+    """Looks at the wanted parts of further page groups whenever their sequence has come on.
+
+    Which of them the sequence holds changes then; no page tells of it.
+    """
+
+    def __init__(self, parts: ReadyParts, further: Sequence[Part]) -> None:
+        self._parts = parts
+        self._further = further
+
+    def ran(self, sequence: BuildSequence, start: int, end: int) -> None:
+        self._parts.change(self._further)
+
+    def passed(self, sequence: BuildSequence, before: int) -> None:
+        self._parts.change(self._further)
 
 
 class BuildJobs(RoleServices):
@@ -115,6 +145,9 @@ class BuildJobs(RoleServices):
         sequence.due_s = first_token_due_s(host)
         host.scheduler.enqueue(sequence)
         job = self._open[sequence] = BuildJob(host, wanted, sequence, self._forget)
+        further = [part for part in wanted.parts if part.group is not GroupKind.FULL]
+        if further:
+            sequence.constraints += (_FurtherParts(job.parts, further),)
         host.loop.wake()
         return job
 
@@ -140,11 +173,11 @@ class BuildJobs(RoleServices):
 
     def failed(self, sequences: list[BuildSequence], error: Exception) -> None:
         for sequence in sequences:
-            self._open[sequence].error = error
+            self._open[sequence].fail(error)
 
     def lost(self, error: EngineLost) -> None:
         for job in self._open.values():
-            job.error = error
+            job.fail(error)
         self._host.progress.notify()
 
     def preempted(self, sequence: BuildSequence) -> None:

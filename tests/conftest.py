@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 from collections.abc import Generator
 from pathlib import Path
 
+import httpx._transports.default
 import pytest
 
 from tests import durations
@@ -21,6 +23,10 @@ with pytest.MonkeyPatch.context() as patch:
     # Triton decides when it is imported whether its own functions are interpreted, and transformers would import it.
     patch.setenv("TRITON_INTERPRET", "1")
     import triton.language  # noqa: F401
+
+# Each client of httpx reads all certificates of the world, for 25 ms of the processor, and most tests open three.
+transports = httpx._transports.default
+transports.create_ssl_context = functools.cache(transports.create_ssl_context)  # type: ignore[attr-defined]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -24,10 +24,14 @@ def fetched_model() -> Path:
 
 
 def build_kernels() -> None:
-    """Builds the native kernels that workers choose between, and measures which are faster."""
+    """Builds the native kernels that workers choose between, measures them, and builds all parts of the faster ones."""
+    from twostroke.kernels.cpu.build import SOURCES
     from twostroke.kernels.cpu.choice import choose_kernels  # loads torch, which tests of paced workers do without
 
-    choose_kernels(cache_dir() / "kernels")
+    kernels = choose_kernels(cache_dir() / "kernels")
+    for folder in SOURCES.iterdir() if kernels is not None else ():
+        if folder.is_dir():
+            kernels.need(folder.name)
 
 
 def rewrite_assertions() -> None:

@@ -144,12 +144,13 @@ class Worker:
             if busy_s > 0:
                 self.prefilled_at_s = now_s
             self._note_busy(busy_s, now_s - self.reported_at_s)
-        self.load, self.reported_at_s = load, now_s
+        before, self.load, self.reported_at_s = self.load, load, now_s
         each = stream_step(load)
         self.cost = step_cost(load).with_streams(each)
         self.step_tokens_each = each.tokens
         self.tier_page_s = _tier_page_s(load)
-        self.links = {WorkerId(link.worker_id): LinkRate(link.latency_s, link.bytes_per_s) for link in load.links}
+        if load.links != before.links:  # they seldom change, and there is one for every peer
+            self.links = {WorkerId(link.worker_id): LinkRate(link.latency_s, link.bytes_per_s) for link in load.links}
 
     def queue_s(self, now_s: float) -> float:
         """Returns what is left of the queue that it reported."""
@@ -175,12 +176,21 @@ class Worker:
 
 def step_cost(load: Load) -> StepCost:
     """Returns what a worker's steps cost by what runs in them, as it has measured it; zeros while it knows nothing."""
-    return StepCost(**{term.name: getattr(load.costs, term.name) for term in fields(StepCost)})
+    costs = load.costs
+    return StepCost(
+        step_s=costs.step_s,
+        stream_s=costs.stream_s,
+        context_token_s=costs.context_token_s,
+        prompt_token_s=costs.prompt_token_s,
+        prompt_step_s=costs.prompt_step_s,
+        prompt_pair_s=costs.prompt_pair_s,
+    )
 
 
 def stream_step(load: Load) -> StreamStep:
     """Returns what a worker's steps do for each stream. One that says nothing of it makes one token known."""
-    return StreamStep(load.stream_step.rows or 1.0, load.stream_step.tokens or 1.0, load.stream_step.before_s)
+    each = load.stream_step
+    return StreamStep(each.rows or 1.0, each.tokens or 1.0, each.before_s)
 
 
 def token_cost(load: Load) -> StepCost:
@@ -190,6 +200,8 @@ def token_cost(load: Load) -> StepCost:
 
 
 def _tier_page_s(load: Load) -> tuple[float, ...]:
+    if not load.tiers:
+        return (0.0,)
     reported = {tier_from_message(rate.tier): rate.page_s for rate in load.tiers}
     return tuple(reported.get(tier, 0.0) for tier in Tier if tier <= max(reported, default=Tier.DEVICE))
 

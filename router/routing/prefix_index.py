@@ -185,10 +185,11 @@ class PrefixIndex:
             return refusal
         if batch.part == 0 and (batch.snapshot or batch.cleared):
             self._begin_empty(worker, held)
-        for change in batch.changes:
+        changes = batch.changes
+        for change in changes:
             self._remove(held, change)
             self._store(held, change)
-        for change in batch.changes:  # now that all are in: what only moved to another tier is not gone
+        for change in changes:  # now that all are in: what only moved to another tier is not gone
             if change.group is GroupKind.FULL:
                 self.re_reference.evicted(block_hash for block_hash in change.removed if not self._is_held(block_hash))
         if batch.more:

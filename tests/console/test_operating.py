@@ -205,7 +205,7 @@ def faults(page: Page) -> list[str]:
 @pytest.mark.parametrize(
     ("size", "scheme"),
     [
-        (DESKTOP, "light"),
+        pytest.param(DESKTOP, "light", marks=pytest.mark.slow),
         pytest.param(DESKTOP, "dark", marks=pytest.mark.slow),
         pytest.param(PHONE, "light", marks=pytest.mark.slow),
         (PHONE, "dark"),

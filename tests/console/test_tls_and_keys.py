@@ -23,6 +23,7 @@ def keyed(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
         yield server, keys
 
 
+@pytest.mark.slow
 def test_keys_of_operators_open_it_and_those_of_clients_do_not(keyed: tuple[Server, Path], chromium: Browser) -> None:
     server, keys = keyed
     printed = server.command("console", "--tls").strip()

@@ -37,13 +37,15 @@ GATE = "the gate"
 """`.ci/run` is `make test`; what that makes first is run by it, too."""
 SERVE = "tests/cluster/fleet/test_serve.py"
 JOIN = "tests/cluster/fleet/test_join.py"
+ROLLING = "tests/cluster/fleet/test_rolling.py"
 START = "tests/trials/chaos/hosts/test_start_scripts.py"
 CHECK = "tests/deploy/test_manifests.py"
 KEEP = f"{JOIN}::test_what_a_killed_launcher_left_is_taken_over_with_its_file_and_with_nothing_else"
 JOINED = f"{JOIN}::test_it_serves_on_the_joined_cluster_and_takes_only_its_own_actors_away"
 THREE = "tests/trials/chaos/hosts/test_hosts.py"
 HOSTS = f"{THREE}::test_three_hosts_serve_across_and_a_pulled_cable_loses_nothing"
-MADE = f"{SERVE}::test_down_ends_the_server_that_make_serve_started"
+MADE = "tests/cluster/cache/test_served_cache.py::server"
+ROLLED = f"{ROLLING}::test_a_rolling_restart_of_every_process_fails_no_request_and_changes_no_token_and_ctrl_c_ends_all"
 PASTED = f"{SERVE}::test_the_printed_commands_and_those_of_the_readme_can_be_pasted"
 OF_A_NODE = f"{START}::test_it_runs_until_it_is_told_to_end_with_ray_asked_for_token_tls_and_fast_notice"
 
@@ -86,15 +88,9 @@ RUN_BY: dict[str, tuple[str, str]] = {
         "tests/deploy/test_ray_up.py::test_examples_are_cluster_files",
         '"--check"',
     ),
-    "twostroke up -f deploy/examples/one-machine.yaml": (
-        f"{SERVE}::test_a_second_signal_does_not_wait",
-        "one-machine.yaml",
-    ),
+    "twostroke up -f deploy/examples/one-machine.yaml": (ROLLED, "one-machine.yaml"),
     "twostroke down --address HEAD:6379": (KEEP, 'asked(owner, "down")'),
-    "twostroke console": (
-        "tests/console/test_tls_and_keys.py::test_keys_of_operators_open_it_and_those_of_clients_do_not",
-        'command("console"',
-    ),
+    "twostroke console": ("tests/console/conftest.py::serving", 'command("console"'),
     "twostroke scale": (f"{SERVE}::test_how_many_workers_are_wanted_is_told", '"scale"'),
     "openssl rand -hex 32": (
         "tests/unit/cluster/file/test_cluster_file.py::test_a_secret_as_the_documents_make_it_is_one",
@@ -108,13 +104,11 @@ RUN_BY: dict[str, tuple[str, str]] = {
         "tests/deploy/test_ray_up.py::test_a_job_brings_its_file_and_goes_on_with_the_fleet",
         "job.sh",
     ),
-    "ray start": (HOSTS, "tests.trials.chaos.hosts"),
     "systemd-analyze verify": (
         f"{START}::test_systemd_takes_the_units_and_they_start_the_scripts_again",
         '"systemd-analyze", "verify"',
     ),
     ".venv/bin/twostroke up -f deploy/examples/hosts.yaml --address HEAD:6379": (KEEP, "hosts.yaml"),
-    "twostroke serve --address HEAD:6379 --prefill 1 --decode 1": (JOINED, '"--address"'),
     "TWOSTROKE_TOKEN_FILE=/etc/twostroke/token .venv/bin/twostroke router --fleet HEAD:50050 --host 0.0.0.0": (
         "tests/cluster/fleet/test_router_command.py::test_it_waits_for_the_fleet_serves_and_drains_and_nobody_reads_the_token_from_outside",
         '"--host", "0.0.0.0"',
@@ -135,6 +129,8 @@ words of that function that do)."""
 RAYUP = "tests/trials/chaos/rayup/test_rayup.py::test_ray_up_makes_a_cluster_that_serves_and_ray_down_ends_it"
 LOCAL = "deploy/ray/cluster.local.yaml"
 RUN_BY_HAND: dict[str, tuple[str, str, str]] = {
+    "ray start": ("slow", HOSTS, "tests.trials.chaos.hosts"),
+    "twostroke serve --address HEAD:6379 --prefill 1 --decode 1": ("slow", JOINED, '"--address"'),
     f"ray up {LOCAL}": ("rayup", RAYUP, "ray up --yes {CLUSTER}"),
     f"ray dashboard {LOCAL}": ("rayup", RAYUP, "ray dashboard {CLUSTER}"),
     "export RAY_API_SERVER_ADDRESS=http://127.0.0.1:8265 RAY_AUTH_MODE=token "
@@ -203,7 +199,8 @@ def test_the_target_whose_test_runs_a_command_is_there(command: str) -> None:
     assert "mark.slow" in source
     assert target in makefile().keys() - made_by_the_gate()
     assert f"make {target} " in (ROOT / "Makefile").read_text()
-    assert f"pytest {Path(file).parent} -m slow" in (ROOT / "Makefile").read_text()
+    assert "-m slow" in recipe(target)
+    assert any(Path(file).is_relative_to(tests) for tests in re.findall(r"tests/[\w./]+", recipe(target)))
 
 
 def test_kubectl_takes_the_commands_that_make_objects(tmp_path: Path) -> None:
@@ -244,6 +241,12 @@ def makefile() -> dict[str, list[str]]:
     """Prerequisites by target."""
     rules = re.findall(r"^([^\s:#][^:=#\n]*):(?!=)((?:[^=\n]|%=)*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     return {target: needed.split() for targets, needed in rules for target in targets.split()}
+
+
+def recipe(target: str) -> str:
+    found = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert found is not None, f"the Makefile has no recipe of {target}"
+    return found[1]
 
 
 def made_by_the_gate() -> set[str]:

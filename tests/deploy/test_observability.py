@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.cluster.processes import Client, ProcessCluster, running_cluster
@@ -66,6 +67,7 @@ def test_dashboards_are_what_their_generator_writes_and_are_well_formed() -> Non
         assert len(set(taken)) == len(taken), f"panels of {path.name} lie upon each other"
 
 
+@pytest.mark.slow
 async def test_every_query_of_dashboards_and_rules_has_numbers_while_a_cluster_works(tmp_path: Path) -> None:
     tool("prometheus")
     asked = {*dashboard_queries(), *recorded()}

@@ -13,8 +13,9 @@ from twostroke.kernels.cpu.variants import VARIANTS, Variant, usable_features
 
 HERE = Path(__file__).parent
 NATIVE = Path(twostroke.kernels.cpu.__file__).parent / "native"
-PRODUCTS = ("team", "lease", "linear", "low_rank", "stored", "fused")
-SOURCES = (*PRODUCTS, "attention", "attend_bytes", "attend_nibbles", "latents", "expanded", "store", "plan")
+PRODUCTS = ("team", "lease", "linear", "low_rank", "stored/stored", "fused")
+PARTS = ("page_forms/attend_bytes", "page_forms/attend_nibbles", "latents/latents")
+SOURCES = (*PRODUCTS, "attention", *PARTS, "expanded", "store", "plan")
 AMX = next(each for each in VARIANTS if each.name == "amx")
 OPTIONS = ("-std=c++17", "-pthread", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-Wno-psabi")
 
@@ -56,22 +57,13 @@ def emulated(variant: Variant, *options: str, built: Path, native: Path = NATIVE
     return complaints("g++", *options, built=built, native=native, is_whole=variant != AMX)
 
 
-IN_GATE = ("amx",)
-"""Its products alone are checked, in seconds. All kernels of an AVX-512, and the checks of the check itself, take
-half a minute of the processor each: `make slow` has them. Machines that have AVX-512 hold its kernels against torch
-in the gate."""
-
-
-@pytest.mark.parametrize(
-    "variant",
-    [
-        pytest.param(each, id=each.name, marks=[] if each.name in IN_GATE else pytest.mark.slow)
-        for each in VARIANTS
-        if "avx512f" in each.needs
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", [each for each in VARIANTS if "avx512f" in each.needs], ids=lambda each: each.name)
 def test_avx512_and_amx_kernels_equal_plain_loops(tmp_path: Path, variant: Variant) -> None:
-    """With emulated instructions where the processor does not have them: that takes several times as long."""
+    """With emulated instructions where the processor does not have them: that takes several times as long.
+
+    Machines that have the instructions hold these kernels against torch in the gate.
+    """
     if variant.needs <= usable_features():
         need("g++")
         assert complaints("g++", "-O0", *variant.flags.split(), built=tmp_path / "check") == ""
@@ -140,13 +132,10 @@ def test_arm_kernels_equal_plain_loops_under_qemu(tmp_path: Path, name: str) -> 
 def with_change(folder: Path, name: str, right: str, wrong: str) -> Path:
     """A copy of the native sources with another text in one of them."""
     copy = folder / "native"
-    copy.mkdir()
-    for file in NATIVE.iterdir():
-        text = file.read_text()
-        if file.name == name:
-            assert right in text
-            text = text.replace(right, wrong)
-        (copy / file.name).write_text(text)
+    shutil.copytree(NATIVE, copy)
+    text = (copy / name).read_text()
+    assert right in text
+    (copy / name).write_text(text.replace(right, wrong))
     return copy
 
 
@@ -161,7 +150,7 @@ def test_the_check_notices_tokens_that_see_what_comes_after_them(tmp_path: Path)
 @pytest.mark.slow
 def test_the_check_notices_values_of_four_bits_without_their_centers(tmp_path: Path) -> None:
     need("g++")
-    wrong = with_change(tmp_path, "attend_nibbles.cpp", "simd::add(sums[r][v], base)", "sums[r][v]")
+    wrong = with_change(tmp_path, "page_forms/attend_nibbles.cpp", "simd::add(sums[r][v], base)", "sums[r][v]")
     told = complaints("g++", "-O0", built=tmp_path / "check", native=wrong)
     assert told
     assert all("form 6: not what loops give" in line for line in told.splitlines())

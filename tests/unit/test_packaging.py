@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import shutil
 import tomllib
+from collections import defaultdict
 from importlib.metadata import distributions
 from pathlib import Path
 from types import ModuleType
@@ -19,24 +21,23 @@ def our_packages() -> list[str]:
     return list(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
 
 
-def owners_of(names: list[str]) -> dict[str, set[str]]:
+@functools.cache
+def owners() -> dict[str, set[str]]:
     """Which distributions install files under each import name."""
-    owners: dict[str, set[str]] = {name: set() for name in names}
+    found: dict[str, set[str]] = defaultdict(set)
     for distribution in distributions():
-        for file in distribution.files or ():
-            top = file.parts[0].removesuffix(".py")
-            if top in owners:
-                owners[top].add(distribution.metadata["Name"])
-    return owners
+        for top in {file.parts[0].removesuffix(".py") for file in distribution.files or ()}:
+            found[top].add(distribution.metadata["Name"])
+    return found
 
 
 @pytest.mark.parametrize("name", our_packages())
 def test_no_other_installed_distribution_owns_our_import_name(name: str) -> None:
-    assert owners_of([name])[name] <= {"twostroke"}
+    assert owners().get(name, set()) <= {"twostroke"}
 
 
 def test_the_owner_of_an_import_name_is_found() -> None:
-    assert owners_of(["pytest"])["pytest"] == {"pytest"}
+    assert owners()["pytest"] == {"pytest"}
 
 
 @pytest.mark.parametrize("name", our_packages())

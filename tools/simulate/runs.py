@@ -35,6 +35,8 @@ class Trial:
 COLLECT_AT = 200_000
 """Objects allocated before the garbage collector looks. A fleet is millions of them that stay for the whole run. To
 look through them after every 700 takes a fifth of its time."""
+COLLECTIONS = 100
+"""Collections of young objects before older ones are looked through. Nearly all that survives one stays for the run."""
 
 Runner = Callable[[Sequence[Trial]], list[SimulatedRun]]
 """Runs trials, and returns their results in the same order."""
@@ -76,7 +78,7 @@ def run_trial(trial: Trial) -> SimulatedRun:
 @contextlib.contextmanager
 def _collecting_rarely() -> Iterator[None]:
     usual = gc.get_threshold()
-    gc.set_threshold(COLLECT_AT, *usual[1:])
+    gc.set_threshold(COLLECT_AT, COLLECTIONS, COLLECTIONS)
     try:
         yield
     finally:

@@ -10,7 +10,8 @@ import functools
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Final
 
@@ -106,6 +107,12 @@ def _there(path: Path) -> Path:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file")
     return path
+
+
+@functools.cache
+def version(library: str) -> str:
+    """Returns the version of an installed distribution, whose metadata takes milliseconds to parse."""
+    return metadata.version(library)
 
 
 def _release(library: str) -> str:

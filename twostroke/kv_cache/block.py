@@ -72,10 +72,20 @@ def block_hashes_of(
 
 
 def extend_hashes(
-    hashes: list[BlockHash], tokens: Sequence[int], block_size: int, salt: bytes = b"", public_blocks: int = 0
+    hashes: list[BlockHash],
+    tokens: Sequence[int],
+    block_size: int,
+    salt: bytes = b"",
+    public_blocks: int = 0,
+    *,
+    end: int | None = None,
 ) -> None:
-    """Appends the hashes of the blocks that `tokens` have filled since; the first `public_blocks` carry no salt."""
-    for start in range(len(hashes) * block_size, len(tokens) - block_size + 1, block_size):
+    """Appends the hashes of the blocks that the first `end` tokens have filled since; None: that all have filled.
+
+    The first `public_blocks` carry no salt.
+    """
+    end = len(tokens) if end is None else min(end, len(tokens))
+    for start in range(len(hashes) * block_size, end - block_size + 1, block_size):
         parent = hashes[-1] if hashes else root_hash()
         if salt and len(hashes) == public_blocks:
             parent = _hash(parent + _framed(salt), _SALTED)

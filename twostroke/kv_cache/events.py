@@ -76,14 +76,20 @@ class EventBatch:
 
     @property
     def changes(self) -> tuple[TierChange, ...]:
-        """Changes of all tiers and groups."""
+        """Changes of the tiers and groups that have any."""
+        if not self.stored and not self.removed:
+            return self.further
         return (TierChange(Tier.DEVICE, self.stored, self.removed), *self.further)
 
     def with_changes(self, changes: Iterable[TierChange]) -> EventBatch:
-        """Returns it with one change for each tier and group, that of pages on the device first."""
-        device, *others = changes
-        further = tuple([change for change in others if change.stored or change.removed])
-        return replace(self, stored=device.stored, removed=device.removed, further=further)
+        """Returns it with these changes, at most one of each tier and group, that of pages on the device first."""
+        changed = [change for change in changes if change.stored or change.removed]
+        stored: tuple[BlockHash, ...] = ()
+        removed: tuple[BlockHash, ...] = ()
+        if changed and changed[0].place == PLACES[0]:
+            stored, removed = changed[0].stored, changed[0].removed
+            del changed[0]
+        return replace(self, stored=stored, removed=removed, further=tuple(changed))
 
 
 def digest_term(block_hash: BlockHash, tier: Tier, group: GroupKind = GroupKind.FULL) -> int:
@@ -98,6 +104,7 @@ class EventLog:
     def __init__(self, epoch: Epoch) -> None:
         self.epoch = epoch
         self._tiers = {place: _TierBlocks(*place) for place in PLACES}
+        self._places = tuple(self._tiers.values())
         self._ring: deque[EventBatch] = deque(maxlen=RING_BATCHES)
         self._sequence = 0
 
@@ -108,7 +115,7 @@ class EventLog:
 
     @property
     def has_changes(self) -> bool:
-        return any(tier_blocks.pending for tier_blocks in self._tiers.values())
+        return any(tier_blocks.pending for tier_blocks in self._places)
 
     def stored(self, block_hash: BlockHash, tier: Tier = Tier.DEVICE, group: GroupKind = GroupKind.FULL) -> None:
         self._tiers[tier, group].add(block_hash)
@@ -122,13 +129,16 @@ class EventLog:
         If more blocks went than are left, as when a cache is dropped, the batch is `cleared` and lists what is left.
         """
         self._sequence += 1
-        changes = [tier_blocks.change() for tier_blocks in self._tiers.values()]
-        cleared = self._count() < sum(len(change.removed) for change in changes)
-        if cleared:
-            changes = [tier_blocks.whole(tuple(tier_blocks)) for tier_blocks in self._tiers.values()]
-        batch = replace(self._empty(), cleared=cleared, published_s=published_s).with_changes(changes)
-        for tier_blocks in self._tiers.values():
-            tier_blocks.pending.clear()
+        changed = [tier_blocks for tier_blocks in self._places if tier_blocks.pending]
+        batch = self._empty(published_s)
+        if changed:
+            changes = [tier_blocks.change() for tier_blocks in changed]
+            if batch.block_count < sum([len(change.removed) for change in changes]):
+                batch = replace(batch, cleared=True)
+                changes = [tier_blocks.whole(tuple(tier_blocks)) for tier_blocks in self._places]
+            batch = batch.with_changes(changes)
+            for tier_blocks in changed:
+                tier_blocks.pending.clear()
         self._ring.append(batch)
         return batch
 
@@ -164,13 +174,11 @@ class EventLog:
             for tier_blocks, frozen in zip(self._tiers.values(), tiers, strict=True):
                 tier_blocks.readers.remove(frozen)
 
-    def _empty(self) -> EventBatch:
+    def _empty(self, published_s: float = 0.0) -> EventBatch:
         """Returns a batch without changes after which the set is as it is now."""
-        xor = functools.reduce(operator.xor, [tier_blocks.xor for tier_blocks in self._tiers.values()])
-        return EventBatch(self._sequence, (), (), self._count(), xor.to_bytes(HASH_BYTES, "big"))
-
-    def _count(self) -> int:
-        return sum(len(tier_blocks) for tier_blocks in self._tiers.values())
+        xor = functools.reduce(operator.xor, [tier_blocks.xor for tier_blocks in self._places])
+        count, digest = sum(map(len, self._places)), xor.to_bytes(HASH_BYTES, "big")
+        return EventBatch(self._sequence, (), (), count, digest, published_s=published_s)
 
 
 class _TierBlocks:
@@ -198,16 +206,20 @@ class _TierBlocks:
         assert block_hash not in bucket, f"block {block_hash.hex()} is on tier {self.tier.name} already"
         bucket.add(block_hash)
         self._count += 1
-        self._note(block_hash, stored=True)
+        self.xor ^= digest_term(block_hash, self.tier, self.group)
+        if self.pending.pop(block_hash, None) is None:
+            self.pending[block_hash] = True
 
     def remove(self, block_hash: BlockHash) -> None:
         self._bucket_to_change(block_hash).remove(block_hash)
         self._count -= 1
-        self._note(block_hash, stored=False)
+        self.xor ^= digest_term(block_hash, self.tier, self.group)
+        if self.pending.pop(block_hash, None) is None:
+            self.pending[block_hash] = False
 
     def change(self) -> TierChange:
-        stored = tuple(block_hash for block_hash, stored in self.pending.items() if stored)
-        removed = tuple(block_hash for block_hash, stored in self.pending.items() if not stored)
+        stored = tuple([block_hash for block_hash, stored in self.pending.items() if stored])
+        removed = tuple([block_hash for block_hash, stored in self.pending.items() if not stored])
         return TierChange(self.tier, stored, removed, self.group)
 
     def whole(self, blocks: tuple[BlockHash, ...]) -> TierChange:
@@ -230,13 +242,6 @@ class _TierBlocks:
         for frozen in self.readers:
             frozen.keep(bucket)
         return self._buckets[bucket]
-
-    def _note(self, block_hash: BlockHash, *, stored: bool) -> None:
-        self.xor ^= digest_term(block_hash, self.tier, self.group)
-        if block_hash in self.pending:
-            del self.pending[block_hash]
-        else:
-            self.pending[block_hash] = stored
 
 
 class _FrozenBlocks:

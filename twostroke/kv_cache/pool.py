@@ -46,6 +46,8 @@ class BlockPool(FullGroup):
 
     def group_of(self, page: PageId) -> GroupPool:
         """Returns the group that the page belongs to."""
+        if not self.others:
+            return self
         return next(group for group in self.groups if group.owns(page))
 
     @property
@@ -77,10 +79,8 @@ class BlockPool(FullGroup):
         for page in held:
             if page is not None:
                 self._acquire(page)
-        pages: list[PageId] = []
-        for index, page in enumerate(held):
-            parent = hashes[index - 1] if index else root
-            pages.append(page if page is not None else self._take_arriving(hashes[index], parent, first + index))
+        taken = iter(self._take_arriving(hashes, missing, root, first))
+        pages = [next(taken) if page is None else page for page in held]
         pages.extend(self._take_private() for _ in range(private))
         return Claim(pages, missing, hits)
 

@@ -142,11 +142,11 @@ class BatchBuilder:
         tables = np.zeros((len(chunks), width), np.int32)
         if len(pages) == len(self._pages) and all(map(is_, pages, self._pages)) and (used >= self._used).all():
             tables[:, : self._tables_before.shape[1]] = self._tables_before
-            rows = np.flatnonzero(used > self._used).tolist()
+            known = self._used
         else:
-            rows = list(range(len(chunks)))
-        for row in rows:
-            tables[row, : used[row]] = pages[row][: used[row]]
+            known = np.zeros(len(chunks), np.int32)
+        for row in np.flatnonzero(used > known).tolist():
+            tables[row, known[row] : used[row]] = pages[row][known[row] : used[row]]
         self._pages, self._used, self._tables_before = pages, used, tables
         return tables
 

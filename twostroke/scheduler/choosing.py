@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from collections.abc import Sequence as ListOf
 
 from twostroke.scheduler.batch import MOST_EXTRA_LOGITS
 from twostroke.scheduler.batching import Chunk
 from twostroke.scheduler.branches import Extension
 from twostroke.scheduler.cost import Budget, StepCost
+from twostroke.scheduler.load import RunningSequences, StepNeed
 from twostroke.scheduler.progress import BlockProgress
 from twostroke.scheduler.sequence import Demand, Sequence
 from twostroke.scheduler.values import SchedulerLimits
@@ -18,14 +19,14 @@ from twostroke.scheduler.values import SchedulerLimits
 class ChunkChooser:
     def __init__(
         self,
-        running: dict[Sequence, None],
+        running: RunningSequences,
         progress: BlockProgress,
         limits: SchedulerLimits,
         extension: Extension | None,
         late: Container[Sequence],
         preempt: Callable[[Sequence], None],
     ) -> None:
-        """`running` is the scheduler's own, in order of admission; `preempt` takes a sequence out of it.
+        """`running` is the scheduler's own; `preempt` takes a sequence out of it.
 
         A sequence that is `late` runs in no step: it is not known yet what comes next.
         """
@@ -46,15 +47,14 @@ class ChunkChooser:
         """Chooses all sequences that need one token, then ends of prompts, then the rest in order of admission."""
         if self._known_early:
             self._grow_early()
-        streams, others = self._by_urgency()
+        streams = [sequence for sequence in self._running.of(StepNeed.STREAM) if sequence not in self._late]
         chunks = self._choose_streams(streams, step_tokens)
         cost = None if budget is None else budget.cost
         is_aligned = self._limits.align_chunks and step_tokens >= self._limits.block_size
         left, left_logits = step_tokens - len(chunks), MOST_EXTRA_LOGITS
-        for sequence in others:
-            if sequence not in self._running:
-                continue  # preempted by a stream
-            if left <= 0:
+        least_of_prompts = self._limits.block_size if is_aligned else 1
+        for need, sequence in self._others():
+            if left <= 0 or (left < least_of_prompts and need is StepNeed.PROMPT):
                 break
             demand = sequence.demand()
             if budget is not None and demand.most > 1 and not demand.is_stream:
@@ -63,12 +63,22 @@ class ChunkChooser:
             if demand.logits:
                 room = min(room, left_logits // demand.logits)
             chunk = self._chunk_of(sequence, demand, room, is_aligned=is_aligned)
+            self._running.touch(sequence)  # it writes blocks, or others do
             if chunk is not None:
                 left -= demand.weight * (chunk.end - chunk.start)
                 left_logits -= demand.logits * (chunk.end - chunk.start)
                 chunks.append(chunk)
         left = min(left_logits, step_tokens - sum([chunk.end - chunk.start for chunk in chunks]))
         return chunks if cost is None else self._extended(chunks, cost, left)
+
+    def _others(self) -> Iterator[tuple[StepNeed, Sequence]]:
+        """Yields the sequences that are no streams, the most urgent ones first, in order of admission."""
+        for need, sequences in [
+            (need, self._running.of(need)) for need in (StepNeed.TOKEN, StepNeed.TAIL, StepNeed.PROMPT)
+        ]:
+            for sequence in sequences:
+                if sequence not in self._late:
+                    yield need, sequence
 
     def _extended(self, chunks: list[Chunk], cost: StepCost, most: int) -> list[Chunk]:
         """Returns the chunks with up to `most` proposed tokens behind the last known ones of streams."""
@@ -109,33 +119,6 @@ class ChunkChooser:
                 break
         return chunks
 
-    def _by_urgency(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Returns the streams, and the other running sequences.
-
-        A stream needs one token, which goes to a page of its own. The others are ordered: first those that need one
-        token, next those that need less than a block or run again what is computed. The latter are cheap, and their
-        output begins.
-        """
-        block_size = self._limits.block_size
-        streams: list[Sequence] = []
-        singles: list[Sequence] = []
-        tails: list[Sequence] = []
-        others: list[Sequence] = []
-        for sequence in self._running:
-            if sequence in self._late:
-                continue
-            is_hashed = sequence.computed // block_size < len(sequence.block_hashes)
-            if is_hashed:
-                catch_up(self._progress, sequence)
-                is_hashed = sequence.computed // block_size < len(sequence.block_hashes)
-            tokens = len(sequence.known) - sequence.next_start
-            if tokens <= 1 and not is_hashed and sequence.sampling is not None:
-                streams.append(sequence)
-            else:
-                is_tail = tokens < block_size or sequence.computed == len(sequence.known)
-                (singles if tokens <= 1 else tails if is_tail else others).append(sequence)
-        return streams, singles + tails + others
-
     def _grow_early(self) -> None:
         """Claims the pages of tokens that readers have made known, maybe several at once."""
         block_size = self._limits.block_size
@@ -154,15 +137,6 @@ class ChunkChooser:
                 return True
             self._preempt(next(reversed(self._running)))
         return False
-
-
-def catch_up(progress: BlockProgress, sequence: Sequence) -> None:
-    """Lets a sequence pass over what others have filled."""
-    before = sequence.computed
-    progress.catch_up(sequence)
-    if sequence.computed > before:
-        for constraint in sequence.constraints:
-            constraint.passed(sequence, before)
 
 
 def _prompt_tokens_beside_streams(chunks: ListOf[Chunk], budget: Budget, context_tokens: int) -> int:

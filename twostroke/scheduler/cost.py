@@ -105,7 +105,14 @@ class StepCost:
 
     def with_streams(self, each: StreamStep) -> StepCost:
         """Returns the costs of steps that do this for each of their streams."""
-        return replace(self, step_s=self.step_s + each.before_s, stream_s=each.rows * self.stream_s)
+        return StepCost(
+            self.step_s + each.before_s,
+            each.rows * self.stream_s,
+            self.context_token_s,
+            self.prompt_token_s,
+            self.prompt_step_s,
+            self.prompt_pair_s,
+        )
 
     def per_token(self, tokens: float) -> StepCost:
         """Returns the costs of streams for each token that they get, where a step makes so many of each known."""

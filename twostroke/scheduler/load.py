@@ -1,13 +1,20 @@
-"""The sequences that wait for pages, and sums of the work that a scheduler has, for predictions and for routers."""
+"""The sequences that wait for pages and those that run, and sums of their work, for predictions and for routers.
+
+A running sequence is looked at again only after it was touched: by a step that it took part in, or since the page that
+it waits for has changed. So a step costs what it does, however many prompts are open.
+"""
 
 from __future__ import annotations
 
+import enum
 import itertools
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
+from twostroke.base.ids import PageId
+from twostroke.kv_cache.parts import GroupKind, Part
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.scheduler.choosing import catch_up
 from twostroke.scheduler.cost import Queued
 from twostroke.scheduler.lateness import DuePrompt
 from twostroke.scheduler.progress import BlockProgress
@@ -15,6 +22,9 @@ from twostroke.scheduler.sequence import Sequence
 
 ADMISSION_LOOKAHEAD = 16
 """Waiting sequences that one admission round looks at: short ones can pass, and it is cheap enough for every step."""
+
+DUE_LOOKAHEAD = 64
+"""Running prompts that predictions of first tokens look at."""
 
 
 class WaitingQueue:
@@ -55,11 +65,236 @@ class WaitingQueue:
         self.pending_pairs += change * sequence.pending_pairs
 
 
+class StepNeed(enum.IntEnum):
+    """What a running sequence needs of the next step; those before others are cheap, and their output begins."""
+
+    STREAM = 0
+    """One token, which goes to a page of its own, and a draw behind it."""
+    TOKEN = 1
+    """One token."""
+    TAIL = 2
+    """Less than a block, or tokens that are computed already."""
+    PROMPT = 3
+    """A block or more."""
+    NOTHING = 4
+    """Nothing: all is computed, or others write its next block."""
+
+
+class SequenceWork(NamedTuple):
+    """The work of a running sequence, or of all."""
+
+    tokens: int = 0
+    """Prompt tokens that are known, not computed, and in no block without a writer or with another one."""
+    pairs: float = 0.0
+    """Pairs of each of them and a token that it attends to."""
+    streams: int = 0
+    """Sequences with at most one token that is not computed."""
+    context_tokens: int = 0
+    """Tokens that those attend to."""
+    stream_tokens: int = 0
+    """Tokens of those that are not computed."""
+    prompts: int = 0
+    """Sequences without a first token."""
+
+    def changed(self, old: SequenceWork, new: SequenceWork) -> SequenceWork:
+        """Returns this sum with one of its summands replaced."""
+        return SequenceWork(
+            self.tokens + new.tokens - old.tokens,
+            self.pairs + new.pairs - old.pairs,
+            self.streams + new.streams - old.streams,
+            self.context_tokens + new.context_tokens - old.context_tokens,
+            self.stream_tokens + new.stream_tokens - old.stream_tokens,
+            self.prompts + new.prompts - old.prompts,
+        )
+
+
+NO_WORK = SequenceWork()
+
+
+class _Entry:
+    """A running sequence, and the page that it waits for."""
+
+    __slots__ = ("need", "number", "page", "sequence", "touched", "work")
+
+    def __init__(self, sequence: Sequence, number: int, touched: dict[_Entry, None]) -> None:
+        self.sequence = sequence
+        self.number = number
+        """Its place in the order of admission."""
+        self.touched = touched
+        """The entries to look at, of all sequences."""
+        self.need: StepNeed | None = None
+        """None until it was looked at for the first time."""
+        self.work = NO_WORK
+        self.page: PageId | None = None
+        """The page of its next block, while that is arriving."""
+
+    def page_changed(self, part: Part) -> None:
+        self.page = None
+        self.touched[self] = None
+
+
+class RunningSequences:
+    """In order of admission. Only the scheduler changes it."""
+
+    def __init__(self, pool: BlockPool, progress: BlockProgress, block_size: int) -> None:
+        self._pool = pool
+        self._progress = progress
+        self._block_size = block_size
+        self._entries: dict[Sequence, _Entry] = {}
+        self._touched: dict[_Entry, None] = {}
+        self._by_need: list[dict[Sequence, None]] = [{} for _ in StepNeed]
+        self._unordered: set[StepNeed] = set()
+        """Needs with sequences that came out of order."""
+        self._work = NO_WORK
+        self._admitted = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, sequence: object) -> bool:
+        return sequence in self._entries
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._entries)
+
+    def __reversed__(self) -> Iterator[Sequence]:
+        return reversed(self._entries)
+
+    def add(self, sequence: Sequence) -> None:
+        self._admitted += 1
+        entry = self._entries[sequence] = _Entry(sequence, self._admitted, self._touched)
+        self._touched[entry] = None
+
+    def remove(self, sequence: Sequence) -> None:
+        """Call it before the sequence releases its pages."""
+        entry = self._entries.pop(sequence)
+        self._touched.pop(entry, None)
+        self._wait(entry, None)
+        self._set_work(entry, NO_WORK)
+        if entry.need is not None:
+            del self._by_need[entry.need][sequence]
+
+    def touch(self, sequence: Sequence) -> None:
+        """Notes that its tokens, or what is computed of it, may have changed."""
+        entry = self._entries.get(sequence)
+        if entry is not None:
+            self._touched[entry] = None
+
+    def of(self, need: StepNeed) -> dict[Sequence, None]:
+        """Returns the sequences with this need, in order of admission."""
+        self._look()
+        if need in self._unordered:
+            self._unordered.remove(need)
+            entries = self._entries
+            ordered = sorted(self._by_need[need], key=lambda sequence: entries[sequence].number)
+            self._by_need[need] = dict.fromkeys(ordered)
+        return self._by_need[need]
+
+    @property
+    def work(self) -> SequenceWork:
+        """The work of all."""
+        self._look()
+        return self._work
+
+    def _look(self) -> None:
+        """Looks at what was touched; at all prompts where pages do not tell of everything."""
+        if not self._progress.tells:
+            for entry in self._entries.values():
+                if entry.need is not StepNeed.STREAM:
+                    self._touched[entry] = None
+        if not self._touched:
+            return
+        touched = list(self._touched)
+        self._touched.clear()
+        for entry in touched:
+            self._look_at(entry)
+
+    def _look_at(self, entry: _Entry) -> None:
+        sequence, size = entry.sequence, self._block_size
+        is_hashed = sequence.computed // size < len(sequence.block_hashes)
+        if is_hashed:
+            catch_up(self._progress, sequence)
+            is_hashed = sequence.computed // size < len(sequence.block_hashes)
+        need = self._need_of(sequence, is_hashed=is_hashed)
+        if need is not entry.need:
+            self._move(entry, need)
+        self._set_work(entry, self._work_of(sequence))
+        self._wait(entry, sequence.computed // size if is_hashed else None)
+
+    def _need_of(self, sequence: Sequence, *, is_hashed: bool) -> StepNeed:
+        tokens = len(sequence.known) - sequence.next_start
+        if tokens <= 1 and not is_hashed and sequence.sampling is not None:
+            return StepNeed.STREAM
+        if tokens <= 0 or (is_hashed and self._progress.is_blocked(sequence)):
+            return StepNeed.NOTHING
+        if tokens <= 1:
+            return StepNeed.TOKEN
+        is_tail = tokens < self._block_size or sequence.computed == len(sequence.known)
+        return StepNeed.TAIL if is_tail else StepNeed.PROMPT
+
+    def _move(self, entry: _Entry, need: StepNeed) -> None:
+        if entry.need is not None:
+            del self._by_need[entry.need][entry.sequence]
+        others = self._by_need[need]
+        last = next(reversed(others), None)
+        if last is not None and self._entries[last].number > entry.number:
+            self._unordered.add(need)
+        others[entry.sequence] = None
+        entry.need = need
+
+    def _set_work(self, entry: _Entry, work: SequenceWork) -> None:
+        if work != entry.work:
+            self._work = self._work.changed(entry.work, work)
+            entry.work = work
+
+    def _work_of(self, sequence: Sequence) -> SequenceWork:
+        """Returns its work. That in arriving blocks without a writer is counted by the pool."""
+        known, computed = len(sequence.known), sequence.computed
+        hashed = len(sequence.block_hashes) * self._block_size
+        begun, tail = 0, known - computed
+        if computed < hashed:
+            begun, tail = self._begun_tokens(sequence) + self._progress.again_tokens(sequence), known - hashed
+        prompts = int(known <= sequence.prompt_tokens)
+        if known - computed <= 1:
+            return SequenceWork(0, 0.0, 1, known, begun + tail, prompts)
+        pairs = begun * (computed + begun / 2) + tail * (known - tail / 2)
+        return SequenceWork(begun + tail, pairs, prompts=prompts)
+
+    def _begun_tokens(self, sequence: Sequence) -> int:
+        """Returns the uncomputed tokens of the blocks that a running sequence is writing."""
+        block_size = self._block_size
+        block = sequence.computed // block_size
+        while block < len(sequence.block_hashes) and self._pool.writer(sequence.pages[block]) == sequence.session:
+            block += 1
+        return max(0, block * block_size - sequence.computed)
+
+    def _wait(self, entry: _Entry, block: int | None) -> None:
+        """Lets the page of this block, and no other, tell of its change."""
+        page = None if block is None else entry.sequence.pages[block]
+        if page == entry.page:
+            return
+        if entry.page is not None:
+            self._pool.stop_waiting(entry.page, entry)
+        entry.page = None
+        if block is not None and page is not None and self._pool.is_arriving(page):
+            self._pool.wait_for(page, entry, Part(block, GroupKind.FULL))
+            entry.page = page
+
+
+def catch_up(progress: BlockProgress, sequence: Sequence) -> None:
+    """Lets a sequence pass over what others have filled."""
+    before = sequence.computed
+    progress.catch_up(sequence)
+    if sequence.computed > before:
+        for constraint in sequence.constraints:
+            constraint.passed(sequence, before)
+
+
 class SchedulerLoad:
     def __init__(
         self,
         waiting: WaitingQueue,
-        running: Collection[Sequence],
+        running: RunningSequences,
         pool: BlockPool,
         progress: BlockProgress,
         block_size: int,
@@ -74,11 +309,11 @@ class SchedulerLoad:
     @property
     def prompts(self) -> int:
         """Sequences that wait for their first token, or for their pages where nothing is sampled."""
-        return len(self._waiting) + sum([len(each.known) <= each.prompt_tokens for each in self._running])
+        return len(self._waiting) + self._running.work.prompts
 
     def due_prompts(self) -> Iterator[DuePrompt]:
-        """Yields the prompts that are computed here, about in that order, without those far back in the queue."""
-        for sequence in self._running:
+        """Yields the prompts that are computed here, about in that order, without those far back."""
+        for sequence in itertools.islice(self._runnable(), DUE_LOOKAHEAD):
             start, known = sequence.computed, len(sequence.known)
             if start < known <= sequence.prompt_tokens and self._progress.runnable_end(sequence, start + 1) > start:
                 tokens = known - start
@@ -89,8 +324,7 @@ class SchedulerLoad:
     def lone_streams(self) -> tuple[int, int] | None:
         """Returns the streams and the tokens that they attend to, or None if the next step may run anything else."""
         streams = context_tokens = 0
-        for sequence in self._running:
-            catch_up(self._progress, sequence)
+        for sequence in itertools.chain(self._runnable(), self._running.of(StepNeed.STREAM)):
             first = sequence.next_start
             if sequence.answer_tokens and len(sequence.known) - first <= 1:
                 streams += 1
@@ -105,30 +339,12 @@ class SchedulerLoad:
         return self.queued().all_tokens
 
     def queued(self) -> Queued:
-        """Sums up the queued work. Called after every step, so its cost does not depend on prompt lengths."""
-        block_size = self._block_size
-        unwritten = self._pool.unwritten
-        tokens = self._waiting.pending_tokens + unwritten.blocks * block_size
-        pairs = self._waiting.pending_pairs + (unwritten.depths + unwritten.blocks / 2) * block_size**2
-        streams = stream_tokens = context_tokens = 0
-        for sequence in self._running:
-            known, computed, hashed = len(sequence.known), sequence.computed, len(sequence.block_hashes) * block_size
-            begun, tail = 0, known - computed
-            if computed < hashed:
-                begun, tail = self._begun_tokens(sequence) + self._progress.again_tokens(sequence), known - hashed
-            if known - computed <= 1:
-                streams += 1
-                stream_tokens += begun + tail
-                context_tokens += known
-            else:
-                tokens += begun + tail
-                pairs += begun * (computed + begun / 2) + tail * (known - tail / 2)
-        return Queued(tokens, pairs, streams, context_tokens, stream_tokens)
+        """Returns the queued work."""
+        size, unwritten, running = self._block_size, self._pool.unwritten, self._running.work
+        tokens = self._waiting.pending_tokens + unwritten.blocks * size + running.tokens
+        pairs = self._waiting.pending_pairs + (unwritten.depths + unwritten.blocks / 2) * size**2 + running.pairs
+        return Queued(tokens, pairs, running.streams, running.context_tokens, running.stream_tokens)
 
-    def _begun_tokens(self, sequence: Sequence) -> int:
-        """Returns the uncomputed tokens of the blocks that a running sequence is writing."""
-        block_size = self._block_size
-        block = sequence.computed // block_size
-        while block < len(sequence.block_hashes) and self._pool.writer(sequence.pages[block]) == sequence.session:
-            block += 1
-        return max(0, block * block_size - sequence.computed)
+    def _runnable(self) -> Iterator[Sequence]:
+        """Yields the running sequences that may run next and are no streams."""
+        return itertools.chain.from_iterable(map(self._running.of, (StepNeed.TOKEN, StepNeed.TAIL, StepNeed.PROMPT)))

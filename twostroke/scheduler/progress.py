@@ -16,6 +16,13 @@ from twostroke.scheduler.sequence import Sequence
 class BlockProgress(Protocol):
     """What a scheduler asks of the blocks of a sequence."""
 
+    @property
+    def tells(self) -> bool:
+        """Whether a sequence comes on by its own steps and by a change of its next block's page alone."""
+
+    def is_blocked(self, sequence: Sequence) -> bool:
+        """Returns whether another one writes the next block, which has a hash."""
+
     def may_begin(self, sequence: Sequence) -> bool:
         """Returns whether a waiting sequence would find all that it needs besides pages."""
 
@@ -53,9 +60,14 @@ class BlockProgress(Protocol):
 class PageProgress:
     """Blocks that have one page each."""
 
+    tells = True
+
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool = pool
         self._block_size = block_size
+
+    def is_blocked(self, sequence: Sequence) -> bool:
+        return self.has_other_writer(sequence, sequence.pages[sequence.computed // self._block_size])
 
     def may_begin(self, sequence: Sequence) -> bool:
         return True

@@ -25,7 +25,7 @@ from twostroke.scheduler.branches import ClaimGate, OpenGate, SchedulerBranches
 from twostroke.scheduler.choosing import ChunkChooser
 from twostroke.scheduler.cost import Budget
 from twostroke.scheduler.emission import Drawn, Emitted, Emitter
-from twostroke.scheduler.load import ADMISSION_LOOKAHEAD, SchedulerLoad, WaitingQueue
+from twostroke.scheduler.load import ADMISSION_LOOKAHEAD, RunningSequences, SchedulerLoad, WaitingQueue
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import AdmittedSequence, Emission, SchedulerLimits
 from twostroke.scheduler.windows.places import places_of
@@ -55,7 +55,7 @@ class Scheduler:
         self._shared = branches.shared
         self._emitter = Emitter(limits.eos_token_ids, limits.max_model_len, branches.readings)
         self._waiting = WaitingQueue()
-        self._running: dict[Sequence, None] = {}
+        self._running = RunningSequences(pool, self._progress, limits.block_size)
         """Running sequences in order of admission; preemption takes from the end."""
         self._in_flight: frozenset[Sequence] = frozenset()
         self._preempted: list[Sequence] = []
@@ -110,7 +110,7 @@ class Scheduler:
                 continue
             for other in passed:
                 other.passes += 1
-            self._running[sequence] = None
+            self._running.add(sequence)
             admitted.append(admission)
             if any(other.passes >= self._config.max_passes for other in passed):
                 break
@@ -120,7 +120,10 @@ class Scheduler:
 
     def pull_to(self, sequence: Sequence, depth: int) -> list[Part]:
         """Prepares a running sequence for a pull to the end of `depth` blocks; returns its parts without a writer."""
-        return self._progress.pull_to(sequence, depth) if sequence in self._running else []
+        if sequence not in self._running:
+            return []
+        self._running.touch(sequence)
+        return self._progress.pull_to(sequence, depth)
 
     def plan(self, budget: Budget | None = None) -> Step | None:
         """Chooses the next step; None if all wait for others' pages. `budget` limits prompt tokens beside streams."""
@@ -190,7 +193,7 @@ class Scheduler:
             return
         sequence.ended = True
         if sequence in self._running:
-            del self._running[sequence]
+            self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)
         if sequence not in self._in_flight:
@@ -225,7 +228,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Releases the pages of a sequence; it keeps its known tokens and waits again, first in the queue."""
-        del self._running[sequence]
+        self._running.remove(sequence)
         self._free(sequence)
         sequence.computed = 0
         for constraint in sequence.constraints:
@@ -251,6 +254,7 @@ class Scheduler:
             tokens = [each.token.token for each in last if each.finish is not FinishReason.ERROR]
             if sequence.proposer is not None:
                 sequence.proposer.drawn(tokens, len(proposed))
+            self._running.touch(sequence)
             if sequence.reader is not None:
                 self._chooser.became_known(sequence)
             if right:
@@ -264,6 +268,7 @@ class Scheduler:
 
     def _advance(self, sequence: Sequence, end: int) -> None:
         """Takes in that the KV of its first `end` tokens has been computed."""
+        self._running.touch(sequence)
         block_size = self._limits.block_size
         if end <= sequence.computed:
             return

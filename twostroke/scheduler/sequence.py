@@ -174,8 +174,7 @@ class Sequence:
 
     def extend_hashes(self, block_size: int, end: int | None = None) -> None:
         """Hashes the blocks that have become full of known tokens, only of the first `end` alone."""
-        known = self.known if end is None or end >= len(self.known) else self.known[:end]
-        extend_hashes(self.block_hashes, known, block_size, self.salt, self.public_blocks)
+        extend_hashes(self.block_hashes, self.known, block_size, self.salt, self.public_blocks, end=end)
 
     def page_of(self, part: Part) -> PageId | None:
         """Returns the page in which it holds a part; None where it holds none, as after its end."""

@@ -10,6 +10,10 @@ from collections.abc import AsyncIterator, Generator, Sequence
 from twostroke.kv_cache.events import EventBatch, EventLog, parts_of
 from twostroke.worker.condition import Condition
 
+GATHER_S = 0.005
+"""Least time between two batches of changes: a message, with the load that goes with it, costs as much as a step of a
+fast model, and a router decides no worse by what is some milliseconds old."""
+
 
 class EventFeed:
     """The worker's event log as routers follow it: batches in order, or a snapshot first."""
@@ -26,6 +30,17 @@ class EventFeed:
     def publish_changes(self) -> None:
         if self.log.has_changes:
             self.publish()
+
+    async def publish_progress(self, progress: Condition) -> None:
+        """Publishes changes after each notice of progress, or some milliseconds later where notices are many."""
+        next_s = 0.0
+        while True:
+            ticket = progress.ticket()
+            if self.log.has_changes:
+                self.publish()
+                next_s = asyncio.get_running_loop().time() + GATHER_S
+            await ticket.wait()
+            await asyncio.sleep(max(0.0, next_s - asyncio.get_running_loop().time()))
 
     async def beat(self) -> None:
         """Publishes a batch at least every `heartbeat_s`, even an empty one."""

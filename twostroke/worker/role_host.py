@@ -15,7 +15,7 @@ from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import AdmittedSequence, Emission
 from twostroke.tracing.recorder import Recorder
 from twostroke.worker.metrics import WorkerMetrics
-from twostroke.worker.supply.pull_spec import OpenPull
+from twostroke.worker.supply.open_pull import OpenPull
 from twostroke.worker.supply.remote import PullStarter, SupplyHost
 
 
@@ -37,7 +37,9 @@ class Pulls(PullStarter, Protocol):
     """The pull client (`twostroke.worker.pulls.pull_client`), as a role sees it."""
 
     def prune(self) -> None: ...
-    def open_pulls(self) -> list[OpenPull]: ...
+    def open_pulls(self) -> list[OpenPull]:
+        """Returns the pulls of which something has not come, in the order of their start."""
+
     def stop_one(self, pull: SessionId) -> None: ...
 
 

@@ -153,7 +153,7 @@ class BaseWorker(abc.ABC):
                 tasks.create_task(self._until_lost(host, role, partial(host.loop.run, handlers, host.branches))),
                 tasks.create_task(self._watch_engine(host, role)),
                 tasks.create_task(host.feed.beat()),
-                tasks.create_task(_publish_progress(host)),
+                tasks.create_task(host.feed.publish_progress(host.progress)),
             ]
             for branch in host.branches.each:
                 running += [tasks.create_task(self._until_lost(host, role, work)) for work in branch.watching(handlers)]
@@ -217,11 +217,3 @@ async def _close(host: WorkerHost) -> None:
             await host.close()
     except TimeoutError:
         log.error("close timed out seconds=%.1f", CLOSE_LOST_S)
-
-
-async def _publish_progress(host: WorkerHost) -> None:
-    """Publishes changed blocks after each step."""
-    while True:
-        ticket = host.progress.ticket()
-        host.feed.publish_changes()
-        await ticket.wait()

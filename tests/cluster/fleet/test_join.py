@@ -69,29 +69,6 @@ def owner() -> Iterator[Owner]:
         process.wait(PATIENCE_S)
 
 
-def test_it_serves_on_the_joined_cluster_and_takes_only_its_own_actors_away(owner: Owner, tmp_path: Path) -> None:
-    with starting(tmp_path, *SMALL, "--address", owner.address, **owner.environment) as server:
-        server.until_printed("Ctrl-C ends it")
-        assert owner.ask() == OUR_ACTORS
-        assert server.command("chat", "Hello?", "--max-tokens", "3").strip()
-        # The nodes' own address, not the loopback, on a cluster that may have other nodes.
-        host = owner.address.rpartition(":")[0]
-        assert f"decode-0 serves at {host}:" in server.printed
-        at = ["--address", owner.address]
-        assert "prefill-0 has left" in server.command("drain", "prefill-0", "--force", *at)
-        assert owner.ask() == "decode-0,supervisor"
-        assert "prefill-0 serves again" in server.command("restart", "prefill-0", *at)
-        assert owner.ask() == OUR_ACTORS
-        server.command("down", *at)
-        assert server.process.wait(PATIENCE_S) == 2
-        assert "Traceback" not in server.printed
-        assert "died" not in server.printed
-        last = server.printed.rstrip().splitlines()[-1]
-    assert last == "twostroke: the fleet was taken down by somebody else"
-    assert owner.ask() == ""
-    assert owner.process.poll() is None
-
-
 CACHE = "cache: {kv_cache_memory: 1M}"
 
 
@@ -120,6 +97,9 @@ def test_what_a_killed_launcher_left_is_taken_over_with_its_file_and_with_nothin
     hosts = example()  # hosts.yaml
     with starting(tmp_path, *at, file=hosts, **owner.environment) as server:
         server.until_printed("Ctrl-C ends it")
+        assert owner.ask() == "decode-0,supervisor"
+        # The nodes' own address, not the loopback, on a cluster that may have other nodes.
+        assert f"decode-0 serves at {owner.address.rpartition(':')[0]}:" in server.printed
         epochs = server.epochs()
         router = psutil.Process(server.worker_pid("-m router"))
         server.end(signal.SIGKILL)
@@ -130,9 +110,6 @@ def test_what_a_killed_launcher_left_is_taken_over_with_its_file_and_with_nothin
         lambda: asked(owner, "scale", "--decode", "1").returncode == 0
     )  # its next life begins without a launcher
 
-    with starting(tmp_path, *SMALL, "--prefill", "0", *at, **owner.environment) as server:
-        assert server.process.wait(PATIENCE_S) == 2
-        assert "already has a twostroke fleet; end it with: twostroke down --address" in server.printed
     with starting(tmp_path, *at, file=hosts.replace(CACHE, CACHE.replace("1M", "2M")), **owner.environment) as server:
         assert server.process.wait(PATIENCE_S) == 2
         assert "was started with another configuration; end it first" in server.printed.splitlines()[-1]
@@ -157,6 +134,35 @@ def test_without_the_clusters_token_it_is_refused_in_one_line(owner: Owner, tmp_
     assert last.startswith(f"twostroke: cannot join the Ray cluster at {owner.address}")
 
 
+@pytest.mark.slow
+def test_it_serves_on_the_joined_cluster_and_takes_only_its_own_actors_away(owner: Owner, tmp_path: Path) -> None:
+    with starting(tmp_path, *SMALL, "--address", owner.address, **owner.environment) as server:
+        server.until_printed("Ctrl-C ends it")
+        assert owner.ask() == OUR_ACTORS
+        assert server.command("chat", "Hello?", "--max-tokens", "3").strip()
+        # The nodes' own address, not the loopback, on a cluster that may have other nodes.
+        host = owner.address.rpartition(":")[0]
+        assert f"decode-0 serves at {host}:" in server.printed
+        at = ["--address", owner.address]
+        (other := tmp_path / "another fleet").mkdir()
+        with starting(other, *SMALL, *at, **owner.environment) as second:
+            assert second.process.wait(PATIENCE_S) == 2
+            assert "already has a twostroke fleet; end it with: twostroke down --address" in second.printed
+        assert "prefill-0 has left" in server.command("drain", "prefill-0", "--force", *at)
+        assert owner.ask() == "decode-0,supervisor"
+        assert "prefill-0 serves again" in server.command("restart", "prefill-0", *at)
+        assert owner.ask() == OUR_ACTORS
+        server.command("down", *at)
+        assert server.process.wait(PATIENCE_S) == 2
+        assert "Traceback" not in server.printed
+        assert "died" not in server.printed
+        last = server.printed.rstrip().splitlines()[-1]
+    assert last == "twostroke: the fleet was taken down by somebody else"
+    assert owner.ask() == ""
+    assert owner.process.poll() is None
+
+
+@pytest.mark.slow
 async def test_workers_of_a_node_that_shall_be_left_go_on_elsewhere_one_after_the_other_and_no_answer_changes(
     owner: Owner, tmp_path: Path
 ) -> None:

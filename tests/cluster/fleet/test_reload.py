@@ -22,7 +22,7 @@ from tests.cluster.fleet.test_rolling import answer, clients
 from tests.cluster.served import PATIENCE_S, TWOSTROKE, Server, starting
 
 MODEL = "paced:step_ms=2,max_model_len=8192,weights={}"
-FLAGS = ("--served-model-name", "tiny", "--prefill", "2", "--decode", "2", "--kv-cache-memory", "8M")
+FLAGS = ("--served-model-name", "tiny", "--prefill", "1", "--decode", "2", "--kv-cache-memory", "8M")
 PROMPTS = [f"{number} {'word ' * (30 + 11 * number)}" for number in range(6)]
 TOKENS = 24
 LONG_TOKENS = 7500
@@ -124,23 +124,15 @@ async def test_a_sleeping_worker_has_no_pages_and_is_not_missed(shared: Server) 
     held = {each.pid: shared_bytes(each) for each in decode_workers(shared)}
     assert all(size >= SHARED_BYTES for size in held.values())
     async with under_load(shared, lambda prompt, text: text == expected[prompt]):
-        for worker in ("decode-1", "prefill-0"):
-            await asyncio.to_thread(shared.command, "sleep", worker)
-        assert sorted(shared.epochs()) == ["decode-0", "prefill-1"]
+        await asyncio.to_thread(shared.command, "sleep", "decode-1")
+        assert sorted(shared.epochs()) == ["decode-0", "prefill-0"]
         after = {each.pid: shared_bytes(each) for each in decode_workers(shared)}
         assert after.keys() == held.keys(), "its process stays"
         assert min(after.values()) == 0
-        for worker in ("decode-1", "prefill-0"):
-            await asyncio.to_thread(shared.command, "wake", worker)
-        assert sorted(shared.epochs()) == ["decode-0", "decode-1", "prefill-0", "prefill-1"]
+        await asyncio.to_thread(shared.command, "wake", "decode-1")
+        assert sorted(shared.epochs()) == ["decode-0", "decode-1", "prefill-0"]
     assert process.is_running()
-    assert "last prefill" in await asyncio.to_thread(refuse_both, shared)
-    await asyncio.to_thread(shared.command, "wake", "prefill-0")
-
-
-def refuse_both(server: Server) -> str:
-    server.command("sleep", "prefill-0")
-    return refused(server, "sleep", "prefill-1")
+    assert "last prefill" in await asyncio.to_thread(refused, shared, "sleep", "prefill-0")
 
 
 def decode_workers(server: Server) -> list[psutil.Process]:

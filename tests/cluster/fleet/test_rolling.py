@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI
 
-from tests.cluster.served import SMALL, Server, alive, starting
+from tests.cluster.served import CHECKOUT, Server, alive, starting
 
 CLIENTS = 3
 PROMPTS = [f"{number} {'word ' * (20 + 7 * number)}" for number in range(CLIENTS)]
@@ -84,8 +84,12 @@ async def test_a_rolling_restart_of_every_process_fails_no_request_and_changes_n
     tmp_path: Path,
 ) -> None:
     shared_memory = set(os.listdir("/dev/shm"))
-    flags = ["--prefill", "2", "--decode", "2", "--kv-cache-memory", "4M"]
-    with starting(tmp_path, *SMALL, "--model", MODEL, *flags) as server:
+    example = (CHECKOUT / "deploy/examples/one-machine.yaml").read_text()  # two decode workers
+    own = f"{MODEL}\n  served_model_name: tiny"
+    for usual, here in (("smollm2-135m", own), ("8000", "0"), ("50051", "0"), ("512MiB", "4MiB")):
+        assert usual in example
+        example = example.replace(usual, here)
+    with starting(tmp_path, file=example) as server:
         await roll(server)
         processes = server.processes()
         assert server.end(signal.SIGINT) == 0

@@ -24,7 +24,6 @@ from cluster.clients.admin_access import RAY_TOKEN_FILE, TOKEN_FILE
 from tests import metrics_page
 from tests.cluster.served import (
     CHECKOUT,
-    PACED,
     PATIENCE_S,
     SMALL,
     TWOSTROKE,
@@ -352,19 +351,16 @@ def test_the_router_loads_neither_torch_nor_ray(server: Server) -> None:
     assert "/ray/" not in mapped
 
 
-def test_a_killed_launcher_takes_everything_with_it(tmp_path: Path) -> None:
-    with starting(tmp_path, *SMALL, "--prefill", "0") as server:
-        server.until_printed("Ctrl-C ends it")
-        processes = server.processes()
-        server.end(signal.SIGKILL)
-        assert_all_ended(processes)
+def test_a_killed_launcher_takes_everything_with_it(server: Server) -> None:
+    """The last test that has this server."""
+    processes = server.processes()
+    server.end(signal.SIGKILL)
+    assert_all_ended(processes)
 
 
+@pytest.mark.slow
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
-    example = (CHECKOUT / "deploy/examples/one-machine.yaml").read_text()
-    for usual, here in (("smollm2-135m", PACED), ("count: 2", "count: 1"), ("8000", "0"), ("50051", "0")):
-        example = example.replace(usual, here)
-    with starting(tmp_path, file=example) as server:
+    with starting(tmp_path, *SMALL, "--prefill", "0") as server:
         server.until_printed("Ctrl-C ends it")
         processes = server.processes()
         # A router that does not end by itself would be waited for.
@@ -380,15 +376,6 @@ def test_a_signal_while_starting_ends_the_start(tmp_path: Path) -> None:
         server.until_printed("starting Ray")
         assert server.end(signal.SIGINT) == 130
         assert "Traceback" not in server.printed
-
-
-def test_down_ends_the_server_that_make_serve_started(tmp_path: Path) -> None:
-    """`make serve ARGS=...`, with a model that needs no fetching."""
-    with starting(tmp_path, *SMALL, "--prefill", "0", by_make=True) as server:
-        server.until_printed("Ctrl-C ends it")
-        (launcher,) = psutil.Process(server.process.pid).children()
-        assert server.command("down").startswith(f"stopped {launcher.pid} ")
-        assert server.process.wait(PATIENCE_S) == 0
 
 
 def test_a_worker_that_cannot_start_ends_the_start_with_its_message(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""The supervisor on a real Ray, with workers that serve nothing: deaths, incarnations, adoption, removal."""
+"""The supervisor on a real Ray, with workers that serve nothing: deaths, incarnations, adoption, removal.
+
+`test_serve.py` shows in the gate that a served fleet survives the same deaths.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,8 @@ from twostroke.base.errors import ConfigError
 from twostroke.config import ClusterConfig, Role, WorkerConfig
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
+
+pytestmark = pytest.mark.slow
 
 TOKEN = "the cluster's token"
 PATIENCE_S = 60.0

@@ -94,8 +94,15 @@ async def test_a_lease_ends_with_its_puller(end: signal.Signals) -> None:
             await source.idle()
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize(
+    ("end", "transport"),
+    [
+        (signal.SIGKILL, "shm"),
+        pytest.param(signal.SIGKILL, "tcp", marks=pytest.mark.slow),
+        pytest.param(signal.SIGSTOP, "shm", marks=pytest.mark.slow),
+        (signal.SIGSTOP, "tcp"),
+    ],
+)
 async def test_a_source_that_ends_during_a_pull_costs_the_client_nothing(end: signal.Signals, transport: str) -> None:
     config = worker_config(
         Role.PREFILL,
@@ -113,8 +120,15 @@ async def test_a_source_that_ends_during_a_pull_costs_the_client_nothing(end: si
         assert target.metric("pull_failures_total", reason="peer_lost") == 1
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-@pytest.mark.parametrize("is_split", [True, False], ids=["source", "decode"])
+@pytest.mark.parametrize(
+    ("end", "is_split"),
+    [
+        (signal.SIGKILL, False),
+        pytest.param(signal.SIGKILL, True, marks=pytest.mark.slow),
+        pytest.param(signal.SIGSTOP, False, marks=pytest.mark.slow),
+        (signal.SIGSTOP, True),
+    ],
+)
 async def test_a_peer_that_ends_during_a_fetch_costs_the_client_nothing(
     end: signal.Signals, is_split: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

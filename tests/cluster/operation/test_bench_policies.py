@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.trials.bench.__main__ import PROGRAM
 
 SMALL = ("--workload", "conversation", "--limit", "20", "--rate", "2", "--length-scale", "0.03125", "--seed", "5")
 
 
+@pytest.mark.slow
 def test_a_real_cluster_is_measured_simulated_and_gone(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     paced = "paced:prefill_tokens_per_s=4000,step_ms=4,page_bytes=1024,max_model_len=65536"

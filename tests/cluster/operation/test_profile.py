@@ -124,6 +124,7 @@ async def test_of_several_routers_one_asks_the_workers() -> None:
         assert not any(profile.failure for profile in found)
 
 
+@pytest.mark.slow
 async def test_the_kernels_of_a_real_model_fill_the_forward_passes_that_a_profile_shows(
     tmp_path: Path, smollm2_dir: Path
 ) -> None:

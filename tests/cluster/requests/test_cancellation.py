@@ -104,9 +104,11 @@ STAGES = {
 @module_loop
 @pytest.mark.parametrize(
     ("stage", "way"),
-    [("running", way) for way in ("cancel", "abort", "stream", "body")]
-    + [(stage, way) for stage in ("queued", "pulling") for way in ("cancel", "body")]
-    + [("preempted", "cancel")],
+    [("running", "abort"), ("running", "stream"), ("queued", "body"), ("pulling", "cancel"), ("preempted", "cancel")]
+    + [
+        pytest.param(*each, marks=pytest.mark.slow)
+        for each in (("running", "cancel"), ("running", "body"), ("queued", "cancel"), ("pulling", "body"))
+    ],
 )
 async def test_who_leaves_in_any_stage_leaves_nothing(cluster: ProcessCluster, stage: str, way: str) -> None:
     victim, watch = dataclasses.replace(STAGES[stage], said=[]), Watch(cluster)
@@ -171,8 +173,15 @@ ASKING = {"cancel": call, "abort": call, "stream": post_stream, "body": post_bod
 
 
 @module_loop
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("stage", ["queued", "running"])
+@pytest.mark.parametrize(
+    ("stage", "stream"),
+    [
+        ("queued", False),
+        pytest.param("queued", True, marks=pytest.mark.slow),
+        pytest.param("running", False, marks=pytest.mark.slow),
+        ("running", True),
+    ],
+)
 async def test_a_deadline_ends_as_one_with_what_was_sent_intact(
     cluster: ProcessCluster, stage: str, stream: bool
 ) -> None:

@@ -119,7 +119,7 @@ async def test_a_stub_generated_from_our_proto_by_a_stranger_streams(cluster: Pr
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     "client",
-    [pytest.param(OPENAI, marks=pytest.mark.slow), ANTHROPIC, TRITONCLIENT],  # the tests before ask openai's package
+    [*(pytest.param(each, marks=pytest.mark.slow) for each in (OPENAI, ANTHROPIC)), TRITONCLIENT],
     ids=lambda client: client.name,
 )
 async def test_a_stock_client_in_its_own_environment_sees_the_right_texts_and_token_counts(

@@ -33,10 +33,10 @@ from twostroke.models.catalog.places import locate
 from twostroke.models.registry import read_spec
 
 BLOCK: Final = 16
-LENGTHS: Final = (3, 16, 33, 47, 64, 100, 150)
-GROWING: Final = 4
+LENGTHS: Final = (3, 16, 33, 64, 100)
+GROWING: Final = 6
 """Short prompts with long answers, which do not fit the pages of one decode worker together."""
-GROWN_TOKENS: Final = 128
+GROWN_TOKENS: Final = 80
 PAGES: Final = 16
 HOST_BYTES: Final = 4 << 20
 """Host memory below the pages of models whose layers with a window keep their parts of blocks apart."""
@@ -136,14 +136,19 @@ async def test_every_family_has_the_tokens_of_transformers_through_hits_preempti
 
 
 async def tokens_are_kept(
-    directory: Path, expected: list[Reference], *, counts_experts: bool = False, ranks: tuple[int, int] = (1, 1)
+    directory: Path,
+    expected: list[Reference],
+    *,
+    counts_experts: bool = False,
+    ranks: tuple[int, int] = (1, 1),
+    pages: int = PAGES,
 ) -> None:
     """Expects the answers, of which the first are some and the others grow, whatever happens on the way.
 
     `ranks`: those of the prefill worker, and of each decode worker.
     """
     some, growing = expected[: len(LENGTHS)], expected[len(LENGTHS) :]
-    async with serving(directory, PAGES, ranks, max_num_seqs=16, max_num_batched_tokens=CHUNK) as (cluster, client):
+    async with serving(directory, pages, ranks, max_num_seqs=16, max_num_batched_tokens=CHUNK) as (cluster, client):
         assert mismatches(some, await answers_of(client, some)) == []
         assert counted(cluster, "twostroke_pull_bytes_total") > 0, "nothing was pulled: this was not a split run"
         assert (counted(cluster, "twostroke_expert_tokens_total") > 0) == counts_experts

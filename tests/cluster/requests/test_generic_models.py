@@ -16,12 +16,16 @@ import torch
 from transformers import AutoTokenizer
 
 from tests.cluster.reference import CHATS, Reference, continued
-from tests.cluster.requests.test_families import GROWING, GROWN_TOKENS, LENGTHS, tokens_are_kept
+from tests.cluster.requests.test_families import LENGTHS, tokens_are_kept
 from tests.unit.models.generic_configs import GENERIC
 from tests.unit.models.test_registry import saved
 
 IN_GATE: Final = ("opt",)
 """It has what is rarest: learned positions with an offset, scores that the model scales itself."""
+GROWING: Final = 4
+GROWN_TOKENS: Final = 80
+PAGES: Final = 9
+"""Room for the longest prompt with its answer, and not for two answers that grow."""
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json")
 
 
@@ -57,4 +61,4 @@ def words(tokenizer: Any, length: int, first: int) -> list[int]:
 async def test_a_model_without_a_file_of_ours_has_the_tokens_of_transformers(
     name: str, smollm2_dir: Path, tmp_path: Path
 ) -> None:
-    await tokens_are_kept(tmp_path, saved_with_real_tokenizer(name, smollm2_dir, tmp_path))
+    await tokens_are_kept(tmp_path, saved_with_real_tokenizer(name, smollm2_dir, tmp_path), pages=PAGES)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import jsonschema
 
@@ -13,8 +14,7 @@ from tests.cluster.processes import Client, running_cluster
 from tests.cluster.requests.deaths import asked_until, kill_the_busiest, undrafted
 from tests.cluster.requests.test_exact_resume import Answers, ask
 from tests.metrics_page import total
-from twostroke.config import DEFAULT_MODEL, CacheConfig, ModelConfig, ScheduleConfig
-from twostroke.models.catalog.fetch import fetch
+from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
 from twostroke.rpc.v1.inference_pb2 import Choices, StructuredOutput
 
 PROMPT = [504, 3575, 282, 4649, 314, 260, 2240, 282, 1005, 29, 1398, 253, 1343, 327, 354, 28, 284, 1449, 30]
@@ -73,14 +73,14 @@ async def ask_all(client: Client, modes: Mapping[str, Mapping[str, object]]) -> 
     return dict(zip(modes, answers, strict=True))
 
 
-async def test_answers_of_a_real_model_match_their_grammars_whoever_decodes_them() -> None:
+async def test_answers_of_a_real_model_match_their_grammars_whoever_decodes_them(short_model_dir: Path) -> None:
     """Whole, token by token where logprobs are asked for, preempted, and resumed elsewhere: the same tokens."""
     async with running_cluster(
         prefill=1,
         decode=DECODE,
-        model=ModelConfig(dtype="bfloat16"),
-        model_dir=fetch(DEFAULT_MODEL, "bfloat16", lambda stage, part: None),
-        cache=CacheConfig(kv_cache_memory_bytes=16 << 20),
+        model=ModelConfig(model=str(short_model_dir), dtype="bfloat16"),
+        model_dir=short_model_dir,
+        cache=CacheConfig(kv_cache_memory_bytes=3 << 20),
         schedule=ScheduleConfig(max_num_seqs=32),
     ) as cluster:
         client = Client(cluster.grpc)

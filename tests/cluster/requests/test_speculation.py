@@ -56,6 +56,10 @@ SOME_MODES = {name: EVERY_MODE[name] | {"max_tokens": SHORT} for name in IN_GATE
 """One of each way of sampling, with short answers."""
 
 
+def whole_model(dtype: str) -> Path:
+    return fetch(DEFAULT_MODEL, dtype, lambda stage, part: None)
+
+
 async def ask_every_mode(cluster: ProcessCluster, client: Client) -> Answers:
     return await ask_all(client, EVERY_MODE)
 
@@ -65,10 +69,14 @@ async def ask_some_modes(cluster: ProcessCluster, client: Client) -> Answers:
 
 
 async def compare(
-    settings: tuple[Speculated, ...], model: ModelConfig, folder: Path, asking: Asking, kv_format: str | None = None
+    settings: tuple[Speculated, ...],
+    directory: Path,
+    model: ModelConfig,
+    folder: Path,
+    asking: Asking,
+    kv_format: str | None = None,
 ) -> None:
     """Asks the same in each setting, one after the other: every answer is what it is in the first, which is off."""
-    directory = fetch(DEFAULT_MODEL, model.dtype, lambda stage, part: None)
     cheaper = save_first_layers(directory, folder / "cheaper", CHEAP_LAYERS)
     needs_better = any(setting.has_draft_model and setting is not SWITCHED for setting in settings)
     better = save_first_layers(directory, folder / "better") if needs_better else cheaper
@@ -107,9 +115,15 @@ def check_drafts(setting: Speculated, outcome: Outcome) -> None:
     ],
 )
 async def test_speculation_changes_no_bit_of_any_answer(
-    tmp_path: Path, kv_format: str | None, settings: tuple[Speculated, ...], asking: Asking
+    tmp_path: Path,
+    short_model_dir: Path,
+    kv_format: str | None,
+    settings: tuple[Speculated, ...],
+    asking: Asking,
 ) -> None:
-    await compare(settings, ModelConfig(dtype="bfloat16"), tmp_path, asking, kv_format)
+    directory = short_model_dir if asking is ask_some_modes else whole_model("bfloat16")
+    model = ModelConfig(model=str(directory), dtype="bfloat16")
+    await compare(settings, directory, model, tmp_path, asking, kv_format)
 
 
 @pytest.mark.slow
@@ -117,6 +131,6 @@ async def test_speculation_changes_no_bit_of_any_answer(
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 async def test_thirty_two_prompts_in_seven_ways_are_answered_alike_whoever_proposes(tmp_path: Path, dtype: str) -> None:
     """float32 with --deterministic; bfloat16 as it is, since the native kernels keep it."""
-    model = ModelConfig(dtype=dtype, deterministic=dtype == "float32")
-    matrix = Matrix(fetch(DEFAULT_MODEL, dtype, lambda stage, part: None), AT_ONCE[dtype])
-    await compare((OFF, SWITCHED, AUTO, *EACH), model, tmp_path, matrix)
+    model, directory = ModelConfig(dtype=dtype, deterministic=dtype == "float32"), whole_model(dtype)
+    matrix = Matrix(directory, AT_ONCE[dtype])
+    await compare((OFF, SWITCHED, AUTO, *EACH), directory, model, tmp_path, matrix)

@@ -228,8 +228,8 @@ MUTANTS: Final = (
         name="parents-stay-for-ever",
         claim="every cached block can be evicted",
         file="twostroke/kv_cache/groups/full_group.py",
-        old=("            if above is not None:\n                self._offer(above)"),
-        new="            del above",
+        old=("        if above is not None:\n            self._offer(above)"),
+        new="        del above",
         test="tests/unit/kv_cache/test_pool.py::test_a_pinned_block_is_not_evicted_and_is_no_room_for_a_claim",
     ),
     Mutant(

@@ -56,6 +56,10 @@ COMMANDS = {
         "tests.trials.bench.host_cost",
         "processor time that router and decode worker spend on each token, beside the model",
     ),
+    "open-prompts": Command(
+        "tests.trials.bench.open_prompts",
+        "processor time of each worker per long prompt, while many of them are open",
+    ),
     "grammars": Command(
         "tests.trials.bench.grammars",
         "decode steps whose answers all have grammars, beside steps without any, with a real model",

@@ -48,7 +48,7 @@ PREFACE = """# Clients
 Clients of the field, each unmodified in an environment of its own, against two workers and a router with smollm2-135m
 in float32 on a CPU. Right means: the texts are those that the server gives to a plain POST, no request fails, and the
 counts of prompt and answer tokens are those of the tokenizer and of the answer's ids. `make clients` installs them,
-runs them and writes this page; anthropic and tritonclient (over gRPC and HTTP) are in the gate, too.
+runs them and writes this page; tritonclient (over gRPC and HTTP) is in the gate, too.
 `node` is the openai package for it.
 
 | Client | Asked | Result |

@@ -3,79 +3,78 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
 from decode_worker import local_prefill
 from tests.unit.worker.callers import router_to
 from tests.unit.worker.rig import BLOCK, decode, eventually, expected_tokens, paced, prefill, prompt_of
-from twostroke.base.ids import RequestId, SessionId
 from twostroke.config import ScheduleConfig
-from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler import local_prefill as choice
 from twostroke.scheduler.lateness import WaitingPrompts
 from twostroke.scheduler.local_prefill import ANSWER_S, PrefillSpeeds, choose
 from twostroke.worker.steps.sharing import TimeSharing
-from twostroke.worker.supply.pull_spec import OpenPull, PullSpec
 
 SAME_PACE = PrefillSpeeds(chunk_blocks=32, source_s=0.01, local_s=0.01)
 
 
-def pull(number: int, missing_blocks: int = 64, *, source: str = "prefill-0", **changes: object) -> OpenPull:
-    spec = PullSpec(
-        RequestId(str(number)), SessionId(number), worker_pb2.PageSource(worker_id=source), (), (), {}
-    )  # fmt: skip
-    opened = OpenPull(spec, 0.0, missing_blocks, has_begun=False, is_computable=True, is_stopped=False)
-    return replace(opened, **changes)  # type: ignore[arg-type]
+@dataclass(frozen=True)
+class Waiting:
+    number: int
+    missing_blocks: int = 64
+    source: str = "prefill-0"
+    started_s: float = 0.0
+    has_begun: bool = False
+    is_computable: bool = True
 
 
-def chosen(*pulls: OpenPull, pace: PrefillSpeeds = SAME_PACE, now_s: float = 1.0) -> int | None:
+def chosen(*pulls: Waiting, pace: PrefillSpeeds = SAME_PACE, now_s: float = 1.0) -> int | None:
     taken = choose(pulls, pace, now_s)
-    return None if taken is None else taken.spec.session
+    return None if taken is None else taken.number
 
 
 # The choice
 
 
 def test_the_first_pull_of_a_source_is_its_own_and_the_oldest_behind_it_is_taken_over() -> None:
-    assert chosen(pull(1)) is None
-    assert chosen(pull(1), pull(2), pull(3)) == 2
+    assert chosen(Waiting(1)) is None
+    assert chosen(Waiting(1), Waiting(2), Waiting(3)) == 2
 
 
 def test_what_the_source_reaches_with_its_next_chunk_is_left_to_it() -> None:
-    assert chosen(*(pull(number, 8) for number in range(1, 5))) is None
-    assert chosen(*(pull(number, 8) for number in range(1, 7))) == 5
-    assert chosen(pull(1, 8, has_begun=True), pull(2), pull(3)) == 3
-    assert chosen(pull(1, 32, has_begun=True), pull(2, 32)) == 2
+    assert chosen(*(Waiting(number, 8) for number in range(1, 5))) is None
+    assert chosen(*(Waiting(number, 8) for number in range(1, 7))) == 5
+    assert chosen(Waiting(1, 8, has_begun=True), Waiting(2), Waiting(3)) == 3
+    assert chosen(Waiting(1, 32, has_begun=True), Waiting(2, 32)) == 2
 
 
 def test_each_source_has_a_queue_of_its_own() -> None:
-    assert chosen(pull(1), pull(2, source="prefill-1")) is None
-    assert chosen(pull(1), pull(2, source="prefill-1"), pull(3, source="prefill-1")) == 3
+    assert chosen(Waiting(1), Waiting(2, source="prefill-1")) is None
+    assert chosen(Waiting(1), Waiting(2, source="prefill-1"), Waiting(3, source="prefill-1")) == 3
 
 
 def test_a_pull_that_has_begun_or_is_young_or_cannot_be_computed_yet_stays() -> None:
-    assert chosen(pull(1), pull(2, has_begun=True), pull(3)) == 3
-    assert chosen(pull(1), pull(2, is_computable=False), pull(3)) == 3
-    assert chosen(pull(1), pull(2, started_s=1.0 - ANSWER_S / 2)) is None
+    assert chosen(Waiting(1), Waiting(2, has_begun=True), Waiting(3)) == 3
+    assert chosen(Waiting(1), Waiting(2, is_computable=False), Waiting(3)) == 3
+    assert chosen(Waiting(1), Waiting(2, started_s=1.0 - ANSWER_S / 2)) is None
 
 
 def test_a_slow_worker_takes_over_only_what_would_wait_longer_than_that() -> None:
     busy = replace(SAME_PACE, local_s=0.035)
-    assert chosen(pull(1), pull(2), pull(3), pace=busy) is None
-    assert chosen(*map(pull, range(1, 6)), pace=busy) == 4
+    assert chosen(Waiting(1), Waiting(2), Waiting(3), pace=busy) is None
+    assert chosen(*map(Waiting, range(1, 6)), pace=busy) == 4
 
 
 def test_a_source_is_not_left_without_work_while_streams_are_slowed_down_here() -> None:
     slower = replace(SAME_PACE, local_s=0.015)
-    assert chosen(pull(1), pull(2), pace=slower) is None
-    assert chosen(pull(1), pull(2), pull(3), pace=slower) == 2
-    assert chosen(pull(1), pull(2), pull(3, source="prefill-1"), pace=slower) is None
+    assert chosen(Waiting(1), Waiting(2), pace=slower) is None
+    assert chosen(Waiting(1), Waiting(2), Waiting(3), pace=slower) == 2
+    assert chosen(Waiting(1), Waiting(2), Waiting(3, source="prefill-1"), pace=slower) is None
 
 
 def test_while_nothing_is_known_of_costs_an_idle_worker_does_not_wait() -> None:
-    assert chosen(pull(1), pull(2), pace=PrefillSpeeds(32, 0.0, 0.0)) == 2
+    assert chosen(Waiting(1), Waiting(2), pace=PrefillSpeeds(32, 0.0, 0.0)) == 2
 
 
 # Workers

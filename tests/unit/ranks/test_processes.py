@@ -265,7 +265,7 @@ def test_closing_leaves_no_process_descriptor_or_thread(kernels: Kernels) -> Non
     for is_ready in (True, False):
         counts = []
         for _ in range(3):
-            with running(kernels, 3) as (processes, lost):
+            with running(kernels, 2) as (processes, lost):
                 if is_ready:
                     processes.wait_until_ready()
             assert not lost

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
+from tests.unit.scheduler.derived import check_kept
 from tests.unit.scheduler.features import grammar_of, match, released_pages, score, scores_found
 from tests.unit.scheduler.history_begin import MAX_MODEL_LEN, BegunHistory, Flight, Pull
 from tests.unit.scheduler.symbolic import (
@@ -364,6 +365,10 @@ class SchedulerHistory(BegunHistory):
             assert slot is not None
             if name in self.content:
                 assert self.parts.block(slot) == self.content[name]
+
+    @invariant()
+    def what_is_kept_is_what_a_look_at_everything_says(self) -> None:
+        check_kept(self.scheduler, self.pool, self.block_size)
 
     @invariant()
     def nobody_is_forgotten(self) -> None:

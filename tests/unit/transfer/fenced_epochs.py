@@ -29,6 +29,7 @@ from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.pull_ends import PageDigests
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.services.pages_service import PagesService, RequestedBlocks
+from twostroke.worker.services.ready_parts import ReadyParts
 
 SOURCE_PAGES = 4
 SOURCE_LAYOUT = PoolLayout.of(SOURCE_PAGES, HASH_BYTES)
@@ -122,7 +123,7 @@ class WorkerEpoch(Bytes):
         claim = self.pool.claim(wanted.block_hashes, root_hash(), 0)
         if claim is None:
             raise Overloaded("no room")
-        return _Job(self, claim.pages)
+        return _Job(self, wanted.parts, claim.pages)
 
     def compute(self) -> None:
         """Computes one of the blocks that somebody waits for."""
@@ -144,20 +145,25 @@ class WorkerEpoch(Bytes):
 
 
 class _Job:
-    def __init__(self, worker_epoch: WorkerEpoch, pages: list[PageId]) -> None:
+    def __init__(self, worker_epoch: WorkerEpoch, wanted: Sequence[Part], pages: list[PageId]) -> None:
         self._worker_epoch, self._pages = worker_epoch, pages
+        self.parts = ReadyParts(worker_epoch.pool, wanted, self._page)
+        self.parts.change()
 
-    def page(self, part: Part) -> PageId | None:
-        page = self._pages[part.block]
-        return page if self._worker_epoch.pool.is_filled(page) else None
+    def readable(self) -> list[PageId]:
+        return list(filter(self._worker_epoch.pool.is_filled, self._pages))
 
-    def was_computed(self, block: int) -> bool:
-        return True
+    def _page(self, part: Part) -> PageId:
+        return self._pages[part.block]
+
+    def computed_of(self, blocks: Collection[int]) -> int:
+        return len(blocks)
 
     def computed_besides(self, blocks: Collection[int]) -> int:
         return 0
 
     def close(self) -> None:
+        self.parts.close(self._page)
         self._worker_epoch.pool.release(self._pages)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -173,6 +174,11 @@ def prompt_of(tokens: int, *, seed: int = 0) -> tuple[int, ...]:
 
 def expected_tokens(prompt: Sequence[int], count: int, seed: int = 1) -> list[int]:
     """What one engine without workers around it answers."""
+    return [*_expected_tokens(tuple(prompt), count, seed)]
+
+
+@functools.cache
+def _expected_tokens(prompt: tuple[int, ...], count: int, seed: int) -> tuple[int, ...]:
     config = worker_config(Role.DECODE, pages=-(-(len(prompt) + count) // BLOCK) + 1, model=paced(step_ms=0))
     built = build_runner(config, None)
 
@@ -198,7 +204,7 @@ def expected_tokens(prompt: Sequence[int], count: int, seed: int = 1) -> list[in
         answer += [emission.token.token for emission in scheduler.update(step, built.runner.run(step.batch))]
     built.close()
     assert len(answer) == count
-    return answer
+    return tuple(answer)
 
 
 def claimed(running: Running, source: worker_pb2.PageSource, prompt: Sequence[int]) -> tuple[list[PageId], PullSpec]:

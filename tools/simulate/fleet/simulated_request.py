@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from router.admission.queued_request import Placement
 from tools.simulate.fleet.results import RequestOutcome, Status
@@ -40,6 +40,11 @@ class SimulatedRequest:
     """The latest attempt that brought its router a token."""
     was_lost: bool = False
     """Before it had its first token."""
+    wanted: GenerateRequest = field(init=False)
+
+    def __post_init__(self) -> None:
+        sampling = SamplingParams(seed=0, max_tokens=self.answer_tokens, ignore_eos=True)
+        self.wanted = GenerateRequest(prompt=(TOKEN,) * self.prompt_tokens, sampling=sampling)
 
     @property
     def known_tokens(self) -> int:
@@ -47,9 +52,8 @@ class SimulatedRequest:
 
     def attempt(self, router_id: str) -> Attempt:
         """Returns the attempt as a router queues it, and as a decode worker is asked for it."""
-        sampling = SamplingParams(seed=0, max_tokens=self.answer_tokens, ignore_eos=True)
         return Attempt(
-            request=GenerateRequest(prompt=(TOKEN,) * self.prompt_tokens, sampling=sampling),
+            request=self.wanted,
             request_id=self.request_id,
             number=self.attempts,
             emitted=(SAMPLED,) * self.emitted,

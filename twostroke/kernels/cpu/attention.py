@@ -15,6 +15,7 @@ from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.native_step import NativeRule, NativeStep
 from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.page_forms.form_kernels import FormKernels, kernels_of
+from twostroke.kernels.pools.page_pool import PLAIN
 from twostroke.kernels.pools.parted_pool import (
     AnyPool,
     UniformPool,
@@ -67,6 +68,10 @@ class NativeAttention:
         team: Team | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        if pool.latent_dim:
+            kernels.need("latents")
+        if any(part.form.name not in PLAIN for part in parts_of(pool)):
+            kernels.need("page_forms")
         parts = zip(parts_of(pool), rules_of_parts(pool, rules), strict=True)
         self.parts = [(part, kernels_of(part.form), _native_rules(of_part)) for part, of_part in parts]
         self.groups = groups_of_parts(pool)

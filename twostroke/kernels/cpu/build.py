@@ -17,19 +17,24 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Final
 
 from twostroke.base.cache_key import cache_key, content_digest
+from twostroke.base.errors import ConfigError
 from twostroke.kernels.cpu.variants import VARIANTS, Variant, chosen_variants, cpu_features
 from twostroke.security.trusted_paths import OURS_TO_WRITE, check_cache, make_folder
 
 log = logging.getLogger(__name__)
 
 SOURCES: Final = Path(__file__).with_name("native")
-"""Every .cpp in it goes into the library."""
+"""Every .cpp in it goes into the library. Each folder in it is a part: a library of its own, which is built and loaded
+when something first needs it, so that a first start compiles what its model calls."""
+
+SHARED: Final = ("team.cpp", "lease.cpp", "plan.cpp")
+"""Sources that are compiled into each part, too: by these its kernels share out their tasks."""
 
 FLAGS: Final = "-O3 -std=c++17 -fPIC -fvisibility=hidden -pthread -fno-math-errno -fno-trapping-math -ffp-contract=off"
 """Sums keep their written order, and a product is fused with a sum only where the source says `fma`: a row's result
@@ -39,6 +44,9 @@ COMPILE_TIMEOUT_S: Final = 120.0
 
 ABANDONED_S: Final = 3600.0
 """A build this old was killed: its two rounds of compiler runs are timed out long before."""
+
+MAIN: Final = "kernels"
+"""How the names of libraries begin. Those of parts have the part's name behind it."""
 
 LOCK: Final = ".build.lock"
 """The file that a process locks while it builds."""
@@ -60,6 +68,8 @@ class Kernels:
     """What it was made of and by: sources and flags, machine, compiler. The same only for equal libraries."""
     reason: str = ""
     """Why this variant, where it was chosen among several."""
+    parts: dict[str, ctypes.CDLL] = field(default_factory=dict)
+    """Parts that are loaded. `need` enters them."""
 
     def function(self, name: str, arguments: tuple[Any, ...], result: Any = None) -> Callable[..., Any]:
         """Returns the exported C function `name`, which from here on checks and converts its arguments."""
@@ -67,6 +77,26 @@ class Kernels:
         function.argtypes = list(arguments)
         function.restype = result
         return function
+
+    def need(self, part: str) -> None:
+        """Loads the kernels of a folder of `SOURCES`, built if they are not there yet, before anything calls them.
+
+        Raises ConfigError where they cannot be built.
+        """
+        if part in self.parts:
+            return
+        library = Path(self.library._name)
+        path = library.with_name(library.name.replace(MAIN, f"{MAIN}_{part}", 1))
+        try:
+            if not _is_loadable(path):
+                _build_part(path, self, part)
+            loaded = ctypes.CDLL(str(path))
+        except (OSError, subprocess.SubprocessError) as error:
+            raise ConfigError(f"the native kernels need {path.name}, which cannot be built: {error}") from error
+        of_main = self.library["twostroke_parts"]
+        of_main.restype = ctypes.c_void_p
+        loaded["twostroke_join"](ctypes.c_void_p(of_main()))
+        self.parts[part] = loaded
 
 
 def load_kernels(folder: Path, variants: Sequence[Variant] | None = None) -> Kernels | None:
@@ -103,7 +133,8 @@ def build_all(folder: Path) -> None:
     compiler = find_compiler()
     for variant in VARIANTS:
         if variant.machine in {"", os.uname().machine}:
-            _compile(folder / f"{_stem(variant)}-{compiler.name}.so", variant, compiler)
+            for part in ("", *(each.name for each in sorted(SOURCES.iterdir()) if each.is_dir())):
+                _compile(folder / f"{_stem(variant, part)}-{compiler.name}.so", variant, compiler, part)
 
 
 def arithmetic_identity(kernels: Kernels | None) -> str:
@@ -158,6 +189,17 @@ def _built(folder: Path, variant: Variant) -> Path:
     return library
 
 
+def _build_part(path: Path, kernels: Kernels, part: str) -> None:
+    """Builds a part of a library, by the compiler that has built that: both must lay out what they share alike."""
+    variant = next(each for each in VARIANTS if each.name == kernels.variant)
+    compiler = find_compiler()
+    if path.stem != f"{_stem(variant, part)}-{compiler.name}":
+        raise OSError(f"another compiler or other sources than those of {kernels.build} are here")
+    with _only_builder(path.parent):
+        if not _is_loadable(path):  # no other process has built it meanwhile
+            _compile(path, variant, compiler, part)
+
+
 @contextlib.contextmanager
 def _only_builder(folder: Path) -> Iterator[None]:
     """Lets one process build at a time. Workers that start together would take each other's cores, and time out.
@@ -194,31 +236,36 @@ def _is_loadable(library: Path) -> bool:
     return True
 
 
-def _stem(variant: Variant) -> str:
-    """Returns the library's file name. A library serves exactly these sources and flags. It runs on every machine of
-    this architecture with a CPU that has what the variant needs. A folder may be shared by machines of several.
+def _stem(variant: Variant, part: str = "") -> str:
+    """Returns the file name of the library, or of a part of it.
+
+    A library serves exactly these sources and flags. It runs on every machine of this architecture with a CPU that has
+    what the variant needs. A folder may be shared by machines of several architectures.
     """
-    return f"kernels-{variant.name}-{os.uname().machine}-{source_key(variant)}"
+    name = f"{MAIN}_{part}" if part else MAIN
+    return f"{name}-{variant.name}-{os.uname().machine}-{source_key(variant)}"
 
 
 def source_key(variant: Variant) -> str:
     """Returns the key of a variant's library, whichever compiler makes it: sources, flags, and how it is built."""
-    sources = content_digest((path.name, path) for path in _sources("*.h") + _sources("*.cpp"))
+    files = sorted(path for path in SOURCES.rglob("*") if path.suffix in {".h", ".cpp"})
+    sources = content_digest((str(path.relative_to(SOURCES)), path) for path in files)
     return cache_key("native kernels", sources=sources, flags=FLAGS, variant_flags=variant.flags)
 
 
-def _sources(pattern: str) -> list[Path]:
-    return sorted(SOURCES.glob(pattern))
+def _sources(part: str) -> list[Path]:
+    shared = [SOURCES / name for name in SHARED] if part else []
+    return [*sorted((SOURCES / part).glob("*.cpp")), *shared]
 
 
-def _compile(library: Path, variant: Variant, compiler: Compiler) -> None:
+def _compile(library: Path, variant: Variant, compiler: Compiler, part: str = "") -> None:
     """Compiles into another file and renames it, so that no process loads a part of a file."""
     command = compiler.command
     make_folder(library.parent)  # `build_all` comes without the lock
     _remove_abandoned(library.parent)
     with tempfile.TemporaryDirectory(prefix=".build-", dir=library.parent) as scratch:
-        flags = [*FLAGS.split(), *variant.flags.split()]
-        sources = _sources("*.cpp")
+        flags = [*FLAGS.split(), *variant.flags.split(), f"-I{SOURCES}"]
+        sources = _sources(part)
         objects = [str(Path(scratch) / f"{source.stem}.o") for source in sources]
         jobs = [
             [*command, *flags, "-c", str(source), "-o", made] for source, made in zip(sources, objects, strict=True)

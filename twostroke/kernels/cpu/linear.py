@@ -128,6 +128,7 @@ class NativeLinears:
             "twostroke_linear",
             (pointer, ctypes.POINTER(NativeLinear), pointer, number, number, pointer, number, ctypes.c_int32),
         )
+        self._kernels = kernels
         self._team = team
         self._is_int8 = is_int8
         self._arena = arena or PrivateArena()
@@ -198,6 +199,7 @@ class NativeLinears:
         if not layout.can_pack(matrix.inputs):
             weight = _plain(matrix)
             return self.linear(weight, bias) if activation is None else self.activated(weight, bias, activation)
+        self._kernels.need("stored")
         packed = PackedMatrix(matrix, self._arena, is_gated=is_gated)
         native = NativeLinear(
             outputs=matrix.rows // 2 if is_gated else matrix.rows,

@@ -30,7 +30,7 @@ class FullGroup(GroupPool):
 
     def __init__(self, total: int, listener: PoolListener) -> None:
         super().__init__([], total, listener)
-        self._children: Counter[BlockHash] = Counter()
+        self._children: dict[BlockHash, int] = {}
         """Hashed pages per parent hash, whether or not the parent itself is here."""
         self._leaves: list[tuple[int, PageId]] = []
         """Heap of (last_used, page) of evictable leaves; entries may be stale."""
@@ -100,11 +100,7 @@ class FullGroup(GroupPool):
     def release(self, pages: Iterable[PageId]) -> None:
         """Releases one hold on each page, last first: a block's children become evictable before it."""
         for page in reversed(list(pages)):
-            record = self._pages[page]
-            assert record.refs > 0, f"page {page} is released more often than held"
-            record.refs -= 1
-            if record.refs == 0:
-                self._retire(page)
+            self._release(page)
 
     # Writing
 
@@ -123,7 +119,7 @@ class FullGroup(GroupPool):
         """Forgets the cached and pinned blocks of a chain, last first, up to where another chain branches off."""
         for page in reversed(pages):
             record = self._pages[page]
-            if record.state in UNHELD_BLOCKS and record.hash is not None and not self._children[record.hash]:
+            if record.state in UNHELD_BLOCKS and record.hash is not None and record.hash not in self._children:
                 self._forget_page(page)
 
     # Internals
@@ -143,13 +139,22 @@ class FullGroup(GroupPool):
         self._move(page, PageState.ACTIVE)
         return page
 
-    def _take_arriving(self, block_hash: BlockHash, parent: BlockHash, depth: int) -> PageId:
-        page = self._take()
-        self._set_hash(page, block_hash, parent)
-        self._move(page, PageState.ARRIVING)
-        self._pages[page].depth = depth
-        self._count_unwritten(self._pages[page], 1)
-        return page
+    def _take_arriving(
+        self, hashes: Sequence[BlockHash], missing: Sequence[int], root: BlockHash, first: int
+    ) -> list[PageId]:
+        """Takes a page for each of these blocks of a chain, which begins `first` blocks after its prompt."""
+        records, counts, taken = self._pages, self._counts, list[PageId]()
+        for index in missing:
+            page = self._take()
+            record = records[page]
+            self._set_hash(page, hashes[index], hashes[index - 1] if index else root)
+            record.state, record.depth = PageState.ARRIVING, first + index
+            taken.append(page)
+            counts[PageState.FREE] -= 1
+        counts[PageState.ARRIVING] += len(missing)
+        self._unwritten_blocks += len(missing)
+        self._unwritten_depths += sum(missing) + first * len(missing)
+        return taken
 
     def _keep(self, page: PageId) -> None:
         record = self._pages[page]
@@ -162,7 +167,7 @@ class FullGroup(GroupPool):
     def _offer(self, page: PageId) -> None:
         record = self._pages[page]
         assert record.hash is not None
-        if record.state is PageState.CACHED and not self._children[record.hash]:
+        if record.state is PageState.CACHED and record.hash not in self._children:
             heapq.heappush(self._leaves, (record.last_used, page))
             if len(self._leaves) > 2 * self.total:
                 self._leaves = [entry for entry in set(self._leaves) if self._is_fresh_leaf(*entry)]
@@ -184,7 +189,7 @@ class FullGroup(GroupPool):
         if record.state is not PageState.CACHED or record.last_used != last_used:
             return False
         assert record.hash is not None
-        return not self._children[record.hash]
+        return record.hash not in self._children
 
     def _evict_page(self, page: PageId) -> None:
         record = self._pages[page]
@@ -211,7 +216,7 @@ class FullGroup(GroupPool):
         record = self._pages[page]
         record.hash, record.parent = block_hash, parent
         self._by_hash[block_hash] = page
-        self._children[parent] += 1
+        self._children[parent] = self._children.get(parent, 0) + 1
 
     def _drop_hash(self, page: PageId) -> None:
         record = self._pages[page]
@@ -220,12 +225,13 @@ class FullGroup(GroupPool):
         assert record.parent is not None
         del self._by_hash[record.hash]
         parent, record.hash, record.parent = record.parent, None, None
-        self._children[parent] -= 1
-        if not self._children[parent]:
-            del self._children[parent]
-            above = self._by_hash.get(parent)
-            if above is not None:
-                self._offer(above)
+        children = self._children.pop(parent) - 1
+        if children:
+            self._children[parent] = children
+            return
+        above = self._by_hash.get(parent)
+        if above is not None:
+            self._offer(above)
 
     # Check
 
@@ -234,5 +240,5 @@ class FullGroup(GroupPool):
         assert self._children == Counter(record.parent for _, record in self._records() if record.parent is not None)
         leaves = set(self._leaves)
         for page, record in self._records():
-            if record.state is PageState.CACHED and record.hash is not None and not self._children[record.hash]:
+            if record.state is PageState.CACHED and record.hash is not None and record.hash not in self._children:
                 assert (record.last_used, page) in leaves, f"cached leaf {page} can never be evicted"

@@ -72,15 +72,21 @@ class GroupPool(GroupView, abc.ABC):
         assert record.writer is None, f"page {page} has a writer already"
         record.writer = session
         self._count_unwritten(record, -1)
+        if record.refs > 1:
+            self._count_shared(session, 1)
 
     def clear_writer(self, page: PageId) -> None:
         """Removes the writer, which gave up or has been fenced; the next waiting sequence may become the writer."""
         record = self._pages[page]
-        was_written, record.writer = record.writer is not None, None
+        writer, record.writer = record.writer, None
         if record.state is PageState.QUARANTINED:
             self._forget(page)
-        elif was_written and record.state is PageState.ARRIVING:
+        elif writer is not None and record.state is PageState.ARRIVING:
             self._count_unwritten(record, 1)
+            if record.refs > 1:
+                self._count_shared(writer, -1)
+            if record.waiters is not None:
+                _tell(record)
 
     def fill(self, page: PageId) -> None:
         """Marks the arriving page as filled: it holds its block's KV, verified or computed."""
@@ -89,9 +95,13 @@ class GroupPool(GroupView, abc.ABC):
         assert record.hash is not None
         if record.writer is None:
             self._count_unwritten(record, -1)
+        elif record.refs > 1:
+            self._count_shared(record.writer, -1)
         record.filled, record.writer = True, None
         self._move(page, PageState.ACTIVE)
         self._listener.stored(record.hash)
+        if record.waiters is not None:
+            _tell(record)
 
     # Pinning
 
@@ -123,6 +133,18 @@ class GroupPool(GroupView, abc.ABC):
         record.refs += 1
         if record.state in UNHELD_BLOCKS:
             self._move(page, PageState.ACTIVE)
+        elif record.refs == 2 and record.writer is not None:
+            self._count_shared(record.writer, 1)
+
+    def _release(self, page: PageId) -> None:
+        """Takes one hold off a page."""
+        record = self._pages[page]
+        assert record.refs > 0, f"page {page} is released more often than held"
+        record.refs -= 1
+        if record.refs == 0:
+            self._retire(page)
+        elif record.refs == 1 and record.writer is not None:
+            self._count_shared(record.writer, -1)
 
     def _take_free(self) -> PageId:
         page = self._free.popleft()
@@ -137,6 +159,7 @@ class GroupPool(GroupView, abc.ABC):
     def _retire(self, page: PageId) -> None:
         """Moves a page after its last hold was released."""
         record = self._pages[page]
+        record.waiters = None
         if record.filled:
             self._keep(page)
         elif record.writer is not None:
@@ -166,11 +189,23 @@ class GroupPool(GroupView, abc.ABC):
         self._unwritten_blocks += change
         self._unwritten_depths += change * record.depth
 
+    def _count_shared(self, writer: SessionId, change: int) -> None:
+        self._shared_written[writer] += change
+        if not self._shared_written[writer]:
+            del self._shared_written[writer]
+
     def _move(self, page: PageId, state: PageState) -> None:
         record = self._pages[page]
         self._counts[record.state] -= 1
         self._counts[state] += 1
         record.state = state
+
+
+def _tell(record: PageRecord) -> None:
+    """Tells those that wait for a page."""
+    waiters, record.waiters = record.waiters, None
+    for waiter, part in (waiters or {}).items():
+        waiter.page_changed(part)
 
 
 class FurtherGroup(GroupPool):

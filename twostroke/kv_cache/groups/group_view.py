@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from twostroke.base.ids import BlockHash, PageId, SessionId
-from twostroke.kv_cache.groups.page_state import UNHELD_BLOCKS, PageRecord, PageState, check_record
+from twostroke.kv_cache.groups.page_state import UNHELD_BLOCKS, PageRecord, PageState, PageWaiter, check_record
+from twostroke.kv_cache.parts import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class GroupView:
         self._pins: Counter[BlockHash] = Counter()
         """Pins per block hash, whether or not the block is here."""
         self._unwritten_blocks = self._unwritten_depths = 0
+        self._shared_written: Counter[SessionId] = Counter()
+        """Number of pages with several holders that each writer writes."""
 
     # Queries
 
@@ -85,8 +88,27 @@ class GroupView:
         """Returns the hashes of the cached and pinned blocks, in no order. O(pages)."""
         return [r.hash for _, r in self._records() if r.state in UNHELD_BLOCKS and r.hash is not None]
 
-    def is_shared(self, page: PageId) -> bool:
-        return self._pages[page].refs > 1
+    def writes_shared(self, writer: SessionId) -> bool:
+        """Returns whether somebody writes a page that has several holders."""
+        return writer in self._shared_written
+
+    # Waiting
+
+    def wait_for(self, page: PageId, waiter: PageWaiter, part: Part) -> None:
+        """Tells `waiter` of the next change of an arriving page, which is that of `part` for it."""
+        record = self._pages[page]
+        assert record.state is PageState.ARRIVING, f"page {page} is {record.state.name}, not ARRIVING"
+        if record.waiters is None:
+            record.waiters = {waiter: part}
+        else:
+            record.waiters[waiter] = part
+
+    def stop_waiting(self, page: PageId, waiter: PageWaiter) -> None:
+        """Tells a waiter of no change of the page any more."""
+        record = self._pages[page]
+        if record.waiters is not None:
+            record.waiters.pop(waiter, None)
+            record.waiters = record.waiters or None
 
     # Pins
 
@@ -125,6 +147,8 @@ class GroupView:
         assert sorted(self._free) == [page for page, record in records.items() if record.state is PageState.FREE]
         unwritten = [r.depth for r in records.values() if r.state is PageState.ARRIVING and r.writer is None]
         assert self.unwritten == Unwritten(len(unwritten), sum(unwritten)), f"{self.unwritten}, not {unwritten}"
+        shared = [r.writer for r in records.values() if r.writer is not None and r.refs > 1]
+        assert self._shared_written == Counter(shared), f"{self._shared_written} pages are shared, not {shared}"
         named = {record.hash: page for page, record in records.items() if record.hash is not None}
         assert named == self._by_hash, "hashes and pages disagree"
         assert len(named) == sum(record.hash is not None for record in records.values()), "two pages share a hash"

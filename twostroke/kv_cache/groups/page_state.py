@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Protocol
 
 from twostroke.base.ids import BlockHash, SessionId
+from twostroke.kv_cache.parts import Part
 
 
-class PageState(enum.Enum):
+class PageState(enum.StrEnum):
     FREE = "free"
     CACHED = "cached"
     PINNED = "pinned"
@@ -16,9 +18,18 @@ class PageState(enum.Enum):
     ACTIVE = "active"
     QUARANTINED = "quarantined"
 
+    __hash__ = object.__hash__  # Enum's own is written in Python, and pages are counted by their states
+
 
 UNHELD_BLOCKS = frozenset({PageState.CACHED, PageState.PINNED})
 """States of readable blocks without holders."""
+
+
+class PageWaiter(Protocol):
+    """Waits for parts of blocks whose pages are arriving."""
+
+    def page_changed(self, part: Part) -> None:
+        """Takes note that the page of a part was filled or has lost its writer. The pool must not be changed here."""
 
 
 @dataclass(slots=True)
@@ -33,6 +44,8 @@ class PageRecord:
     refs: int = 0
     """Number of holders."""
     writer: SessionId | None = None
+    waiters: dict[PageWaiter, Part] | None = None
+    """Those that wait for an arriving page, each with what the page is for it."""
     depth: int = 0
     """Index of the block in its chain."""
     last_used: int = 0
@@ -44,6 +57,7 @@ class PageRecord:
 def check_record(name: str, record: PageRecord) -> None:
     """Asserts that holders, hash, bytes and writer are those of its state."""
     is_hashed, is_written = record.hash is not None, record.writer is not None
+    assert record.waiters is None or record.state is PageState.ARRIVING, f"{name} has waiters for nothing: {record}"
     match record.state:
         case PageState.FREE:
             consistent = not (record.refs or is_hashed or record.filled or is_written)

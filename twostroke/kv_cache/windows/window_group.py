@@ -102,12 +102,8 @@ class WindowGroup(FurtherGroup):
     def release(self, slots: Iterable[PageId], *, is_end: bool = True) -> None:
         """Releases one hold on each, the first to be evicted first. `is_end` is False for parts that were passed."""
         for slot in slots:
-            record = self._pages[slot]
-            assert record.refs > 0, f"slot {slot} is released more often than held"
-            record.refs -= 1
-            record.is_end |= is_end
-            if record.refs == 0:
-                self._retire(slot)
+            self._pages[slot].is_end |= is_end
+            self._release(slot)
 
     def share_filled(self, hashes: Mapping[int, BlockHash]) -> dict[int, PageId]:
         """Holds the filled ones of these parts, as far as there is room for more. The caller holds their pages."""

@@ -64,6 +64,9 @@ def held_of(sequence: Sequence) -> HeldWindows:
 
 
 class WindowProgress:
+    tells = False
+    """Window parts come and go with the blocks of other sequences."""
+
     def __init__(
         self,
         pool: BlockPool,
@@ -80,6 +83,9 @@ class WindowProgress:
         self._whole = PageProgress(pool, block_size)
         self._chunk_blocks = min(-(-step_tokens // block_size) + 1, windows.shape.chunk_slots)
         """Blocks of one chunk: a step's, or fewer where others could not begin beside them."""
+
+    def is_blocked(self, sequence: Sequence) -> bool:
+        return False
 
     def may_begin(self, sequence: Sequence) -> bool:
         depth = self._pool.hits(sequence.block_hashes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 import grpc.aio
@@ -48,11 +48,12 @@ from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.pull_ends import DirectLanding, Landing, LandingInOtherForm
 from twostroke.worker.pulls.pull_call import pull_responses
 from twostroke.worker.request_validator import RequestValidator
-from twostroke.worker.supply.pull_spec import OpenPull, PullReport, PullSpec, open_pull
+from twostroke.worker.supply.open_pull import OpenPull
+from twostroke.worker.supply.pull_spec import PullReport, PullSpec
 
 log = logging.getLogger(__name__)
 
-_GROUPS = frozenset(GroupKind)
+_GROUPS = tuple(GroupKind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +68,8 @@ class PullLimits:
 class _Session:
     spec: PullSpec
     span: OpenSpan | None
-    started_s: float
-    remaining: dict[Part, PageId]
+    pull: OpenPull
     report: PullReport = field(default_factory=PullReport)
-    has_begun: bool = False
-    is_stopped: bool = False
-    """The task has been cancelled, because nobody wants the pages or they are computed here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +115,7 @@ class PullClient:
         for page in spec.parts.values():
             self._pool.group_of(page).assign_writer(page, spec.session)
         span = None if spec.trace is None else spec.trace.begin("pull")
-        session = _Session(spec, span, _now_s(), dict(spec.parts))
+        session = _Session(spec, span, OpenPull(spec, self._pool, _now_s()))
         task = self._sessions[session] = tasks.create_task(self._run(session))
         # Not in `_run`: a task that is cancelled before its first step runs none of its code.
         task.add_done_callback(lambda _: self._ended(session))
@@ -127,23 +124,11 @@ class PullClient:
     def prune(self) -> None:
         """Stops pulls whose missing pages nobody wants any more."""
         for session in self._sessions:
-            if not any(self._pool.group_of(page).is_wanted(page) for page in session.remaining.values()):
+            if not session.pull.is_wanted:
                 self._stop(session)
 
     def open_pulls(self) -> list[OpenPull]:
-        """In the order of their start."""
-        return [
-            open_pull(
-                session.spec,
-                self._pool,
-                [part.block for part in session.remaining],
-                started_s=session.started_s,
-                has_begun=session.has_begun,
-                is_left=session.is_stopped,
-            )
-            for session in self._sessions
-            if session.remaining
-        ]
+        return [session.pull for session in self._sessions if session.pull.remaining]
 
     def stop_one(self, pull: SessionId) -> None:
         """Stops a pull whose pages are still wanted: the sequences that wait for them compute them."""
@@ -159,8 +144,8 @@ class PullClient:
             await channel.close()
 
     def _stop(self, session: _Session) -> None:
-        if not session.is_stopped:
-            session.is_stopped = True
+        if not session.pull.is_stopped:
+            session.pull.is_stopped = True
             self._sessions[session].cancel()
 
     async def _run(self, session: _Session) -> PullReport:
@@ -186,19 +171,19 @@ class PullClient:
     def _ended(self, session: _Session) -> None:
         reach(Point.PULL_ENDED)
         del self._sessions[session]
-        for page in session.remaining.values():
+        for page in session.pull.remaining.values():
             self._pool.group_of(page).clear_writer(page)
         self._wake()
         spec, report = session.spec, session.report
         if spec.is_from_peer:
             self._metrics.pulled_from_peer(report.pulled, report.copied_bytes)
-        outcome = "stopped" if session.is_stopped else "done" if report.failure is None else repr(report.failure)
+        outcome = "stopped" if session.pull.is_stopped else "done" if report.failure is None else repr(report.failure)
         if session.span is not None:
             session.span.set(
                 source=spec.source.worker_id, is_from_peer=spec.is_from_peer, transport=report.transport or None,
                 wanted_pages=len(spec.parts), pages=report.pulled, computed_pages=report.computed,
                 bytes=report.copied_bytes, wire_s=report.wire_s, converted_pages=report.converted,
-                is_stopped=session.is_stopped,
+                is_stopped=session.pull.is_stopped,
             )  # fmt: skip
             session.span.end(error=None if report.failure is None else repr(report.failure))
         log.info(
@@ -249,12 +234,12 @@ class PullClient:
             endpoints = [PageEndpoint.unpack(packed) for packed in accepted.endpoints]
             connection = _Connection(landing, *await self._connect(endpoints, landing.transports))
             session.report.transport = connection.transport.name
-            while session.remaining:
+            while session.pull.remaining:
                 ready = (await responses.next()).ready
-                if not session.has_begun and not ready.computed and spec.peer is None:
+                if not session.pull.has_begun and not ready.computed and spec.peer is None:
                     now_s = _now_s()
                     self.links.answered(source, now_s - asked_s, now_s)
-                session.has_begun = True
+                session.pull.has_begun = True
                 await self._take(session, connection, ready)
 
     def _landing(self, kv_form: str) -> Landing:
@@ -290,29 +275,30 @@ class PullClient:
     async def _take(self, session: _Session, connection: _Connection, ready: worker_pb2.PagesReady) -> None:
         """Brings the announced pages here, batch by batch."""
         reach(Point.PULL_ANNOUNCED)
-        announced = [page for page in ready.pages if page.group in _GROUPS and _part_of(page) in session.remaining]
+        announced = _announced(ready, session.pull.remaining)
         report, most = session.report, connection.landing.batch_pages
         report.also_computed = min(ready.also_computed, len(session.spec.block_hashes))
         pulled_before = report.pulled
         try:
             for group in GroupKind:  # pages of a batch have one size
-                pages = [page for page in announced if page.group == group]
+                pages = [each for each in announced if each[0].group is group]
                 for first in range(0, len(pages), most):
                     await self._take_batch(session, connection, pages[first : first + most])
         finally:
             report.computed += min(ready.computed, report.pulled - pulled_before)
 
-    async def _take_batch(
-        self, session: _Session, connection: _Connection, announced: Sequence[worker_pb2.ReadyPage]
-    ) -> None:
+    async def _take_batch(self, session: _Session, connection: _Connection, announced: Sequence[_Announced]) -> None:
         """Copies pages, converts those of another form, verifies the copies, and commits those that are right."""
         pages, landing, report = (
-            [session.remaining[_part_of(page)] for page in announced],
+            [session.pull.remaining[part] for part, _ in announced],
             connection.landing,
             session.report,
         )
         async with landing.places(pages) as places:
-            copies = [PageCopy(PageId(p.page), place, p.generation) for p, place in zip(announced, places, strict=True)]
+            copies = [
+                PageCopy(PageId(ready.page), place, ready.generation)
+                for (_, ready), place in zip(announced, places, strict=True)
+            ]
             started_s = _now_s()
             result = await self._copy(connection, copies)
             reach(Point.PULL_COPIED)
@@ -322,8 +308,8 @@ class PullClient:
             landed = await landing.land(places, pages)
             report.converted += landed.converted
         try:
-            for page, arrived in zip(announced, landed.digests, strict=True):
-                self._commit(session, page, arrived)
+            for (part, ready), arrived in zip(announced, landed.digests, strict=True):
+                self._commit(session, part, ready, arrived)
             reach(Point.PULL_COMMITTED)
             now_s = _now_s()
             link_s = now_s - started_s - landed.converted_s
@@ -349,14 +335,13 @@ class PullClient:
     def _is_intact(self, announced: worker_pb2.ReadyPage, arrived: bytes) -> bool:
         return arrived == announced.digest
 
-    def _commit(self, session: _Session, announced: worker_pb2.ReadyPage, arrived: bytes) -> None:
-        part, spec = _part_of(announced), session.spec
-        page, report = session.remaining[part], session.report
+    def _commit(self, session: _Session, part: Part, announced: worker_pb2.ReadyPage, arrived: bytes) -> None:
+        spec, report = session.spec, session.report
         if not self._is_intact(announced, arrived):
             self._metrics.digest_mismatches.inc()
             log.warning("digest mismatch request=%s block=%d", spec.request_id, part.block)
             raise TransferFailed(f"block {part.block} arrived damaged")
-        del session.remaining[part]
+        page = session.pull.came(part)
         group = self._pool.group_of(page)
         if not group.is_arriving(page):  # no sequence waits for it any more
             group.clear_writer(page)
@@ -386,8 +371,14 @@ class PullClient:
         return opened
 
 
-def _part_of(page: worker_pb2.ReadyPage) -> Part:
-    return Part(page.block, GroupKind(page.group))
+_Announced = tuple[Part, worker_pb2.ReadyPage]
+
+
+def _announced(ready: worker_pb2.PagesReady, remaining: Container[Part]) -> list[_Announced]:
+    """Returns the announced parts that have not come yet."""
+    pages = [page for page in ready.pages if page.group < len(_GROUPS)]
+    parts = [Part(page.block, _GROUPS[page.group]) for page in pages]
+    return [(part, page) for part, page in zip(parts, pages, strict=True) if part in remaining]
 
 
 def _now_s() -> float:

@@ -73,12 +73,26 @@ class BlockFetcher:
                 cached_within_s=within_s,
             )
             await asyncio.wait([host.pulls.start(spec, self._tasks)])
-        while any(map(self._is_arriving, pages.values())):  # through another pull
-            await host.progress.ticket().wait()
+        for part, page in pages.items():  # through another pull
+            while host.pool.is_arriving(page) and host.pool.writer(page) is not None:
+                await _Change().of(host.pool, page, part)
 
-    def _is_arriving(self, page: PageId) -> bool:
-        pool = self._host.pool
-        return pool.is_arriving(page) and pool.writer(page) is not None
+
+class _Change:
+    """The next change of an arriving page."""
+
+    def __init__(self) -> None:
+        self._came = asyncio.Event()
+
+    def page_changed(self, part: Part) -> None:
+        self._came.set()
+
+    async def of(self, pool: BlockPool, page: PageId, part: Part) -> None:
+        pool.wait_for(page, self, part)
+        try:
+            await self._came.wait()
+        finally:
+            pool.stop_waiting(page, self)
 
 
 def _checked(request: worker_pb2.FetchRequest) -> tuple[list[BlockHash], BlockHash, float]:

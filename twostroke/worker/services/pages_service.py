@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Collection, Container, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -17,6 +17,7 @@ import grpc.aio
 from twostroke.base.errors import FingerprintMismatch, InvalidRequest, TransferFailed
 from twostroke.base.fault_points import Point, reach
 from twostroke.base.ids import BlockHash, PageId, RequestId
+from twostroke.kv_cache.groups.group_view import GroupView
 from twostroke.kv_cache.parts import GroupKind, Part, blocks_of
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import WeightsRef
@@ -28,8 +29,13 @@ from twostroke.worker.branches import LowerPages
 from twostroke.worker.host import WorkerHost
 from twostroke.worker.pull_ends import OwnPages, ServedPages
 from twostroke.worker.services.fetch import BlockFetcher
+from twostroke.worker.services.ready_parts import ReadyParts
 
 Message = TypeVar("Message")
+
+GATHER_S = 0.005
+"""Least time between two announcements of a pull, but for the last one: steps of some models are shorter, and each
+message costs as much as some hundred pages."""
 
 _ALIVE = worker_pb2.PullResponse(alive=worker_pb2.PullAlive())
 
@@ -56,11 +62,15 @@ class RequestedBlocks:
 class PageJob(Protocol):
     """One pull being served; holds its pages until closed."""
 
-    def page(self, part: Part) -> PageId | None:
-        """Returns the page of a part once it can be read. Raises TransferFailed if it never will be."""
+    @property
+    def parts(self) -> ReadyParts:
+        """The wanted parts that have not been announced."""
 
-    def was_computed(self, block: int) -> bool:
-        """Tells whether the block was computed for this pull, and not cached."""
+    def readable(self) -> list[PageId]:
+        """Returns the pages of the first wanted parts that can be read now, up to one that never will be. O(parts)."""
+
+    def computed_of(self, blocks: Collection[int]) -> int:
+        """Returns how many of these blocks were computed for this pull, and not cached."""
 
     def computed_besides(self, blocks: Collection[int]) -> int:
         """Returns how many other blocks were computed for this pull, although their pages are not wanted."""
@@ -83,7 +93,6 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         self._wake = host.loop.wake
         self._loads = host.branches.below
         self._validator = host.validator
-        self._progress = host.progress
         self._metrics = host.metrics
         self._block_size = host.facts.block_size
         self._own = OwnPages(host.facts.kv_form, host.memory, host.digests, host.endpoints)
@@ -112,9 +121,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
             form = str(served.form) if request.kv_form else ""
             accepted = worker_pb2.PullAccepted(epoch=str(self._validator.epoch), endpoints=endpoints, kv_form=form)
             yield worker_pb2.PullResponse(accepted=accepted)
-            async with contextlib.aclosing(
-                with_heartbeats(self._announce(job, wanted.parts, served), self._heartbeat_s)
-            ) as said:
+            async with contextlib.aclosing(with_heartbeats(self._announce(job, served), self._heartbeat_s)) as said:
                 async for ready in said:
                     yield _ALIVE if ready is None else worker_pb2.PullResponse(ready=ready)
         finally:
@@ -141,9 +148,8 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         """Returns the pages in the puller's form, or in the own form where the puller is to convert them."""
         if self._converted is None or request.kv_form in ("", str(self._own.form)):
             return self._own
-        ready, _ = readable(job, parts)
         is_for_puller = self._converted.is_for_puller(
-            request.conversion, self._own.page_bytes, len(parts), ready.values()
+            request.conversion, self._own.page_bytes, len(parts), job.readable()
         )
         return self._own if is_for_puller else self._converted
 
@@ -166,42 +172,48 @@ class PagesService(worker_pb2_grpc.PagesServicer):
     def _wanted_parts(self, request: worker_pb2.PullRequest) -> list[Part]:
         """Returns what is wanted, in order. Raises InvalidRequest."""
         parts: list[Part] = []
+        groups = [wanted.group for wanted in request.wanted]
+        are_ascending = groups == sorted(set(groups))
         for wanted in request.wanted:
             if wanted.group >= len(self._pool.groups):
                 raise InvalidRequest(f"this model has no page group {wanted.group}", field="wanted")
-            group = GroupKind(wanted.group)
-            parts += [Part(block, group) for block in wanted.blocks]
-        if not parts or parts != sorted(set(parts), key=lambda part: (part.group, part.block)):
-            raise InvalidRequest("wanted must be ascending block indices of ascending page groups", field="wanted")
-        return sorted(parts)
+            blocks, group = list(wanted.blocks), GroupKind(wanted.group)
+            if not are_ascending or blocks != sorted(set(blocks)):
+                raise InvalidRequest("wanted must be ascending block indices of ascending page groups", field="wanted")
+            parts += [Part(block, group) for block in blocks]
+        if not parts:
+            raise InvalidRequest("wanted names no block", field="wanted")
+        return parts if len(groups) == 1 else sorted(parts)
 
-    async def _announce(
-        self, job: PageJob, wanted: Sequence[Part], served: ServedPages
-    ) -> AsyncGenerator[worker_pb2.PagesReady, None]:
-        pending, told = wanted, set[int]()
-        while pending:
-            ticket = self._progress.ticket()
-            ready, failure = readable(job, pending)
+    async def _announce(self, job: PageJob, served: ServedPages) -> AsyncGenerator[worker_pb2.PagesReady, None]:
+        told: set[int] = set()
+        """Blocks of which a part was announced."""
+        loop, next_s = asyncio.get_running_loop(), 0.0
+        while not job.parts.is_empty:
+            await job.parts.wait()
+            early_s = next_s - loop.time()
+            if early_s > 0:
+                await job.parts.gather(early_s)
+            next_s = loop.time() + GATHER_S
+            ready, failure = job.parts.take()
             if ready:
-                pending = [part for part in pending if part not in ready]
-                message = await self._message(job, ready, served, told)
-                told.update(block for block, _ in ready)
-                message.also_computed = 0 if pending else job.computed_besides(told)
+                is_last = job.parts.is_empty
+                message = await self._message(ready, served)
+                new = {block for block, _ in ready} - told
+                told |= new
+                message.computed = job.computed_of(new)
+                message.also_computed = job.computed_besides(told) if is_last else 0
                 yield message
             if failure is not None:
                 raise failure
-            if pending:
-                await ticket.wait()
         await self._until_cancelled()
 
     async def _until_cancelled(self) -> None:
         """Waits for the end of the call; the pages stay held until then."""
         await asyncio.get_running_loop().create_future()
 
-    async def _message(
-        self, job: PageJob, ready: dict[Part, PageId], served: ServedPages, told: Container[int]
-    ) -> worker_pb2.PagesReady:
-        """Returns the message of parts that can be read; `told`: blocks of which another part was announced before."""
+    async def _message(self, ready: dict[Part, PageId], served: ServedPages) -> worker_pb2.PagesReady:
+        """Returns the message of parts that can be read."""
         known = await served.of(list(ready.values()))
         pages = [
             worker_pb2.ReadyPage(block=block, page=page, generation=generation, digest=digest, group=group)
@@ -209,8 +221,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         ]
         reach(Point.PAGES_ANNOUNCING)
         self._metrics.served_pages.inc(len(pages))
-        new = {block for block, _ in ready if block not in told}
-        return worker_pb2.PagesReady(pages=pages, computed=sum(map(job.was_computed, new)))
+        return worker_pb2.PagesReady(pages=pages)
 
 
 async def with_heartbeats(
@@ -236,17 +247,15 @@ async def with_heartbeats(
         await messages.aclose()
 
 
-def readable(job: PageJob, parts: Sequence[Part]) -> tuple[dict[Part, PageId], TransferFailed | None]:
-    """Returns the parts that can be read now, and the error of the next one if all before it are readable."""
-    ready: dict[Part, PageId] = {}
-    for index, part in enumerate(parts):
-        try:
-            page = job.page(part)
-        except TransferFailed as error:
-            return ready, error if len(ready) == index else None
-        if page is not None:
-            ready[part] = page
-    return ready, None
+def filled(pool: GroupView, parts: Sequence[Part], page_of: Callable[[Part], PageId | None]) -> list[PageId]:
+    """Returns the filled pages of the first parts, up to one that never will be filled. O(parts)."""
+    pages: list[PageId] = []
+    with contextlib.suppress(TransferFailed):
+        for part in parts:
+            page = page_of(part)
+            if page is not None and pool.is_filled(page):
+                pages.append(page)
+    return pages
 
 
 class CachedOnlyJob:
@@ -260,6 +269,7 @@ class CachedOnlyJob:
         loads: LowerPages | None = None,
     ) -> None:
         self._pool = pool
+        self._wanted = wanted.parts
         self._wake = wake
         self._loads = loads
         self._held: dict[GroupKind, dict[int, PageId]] = {}
@@ -271,22 +281,31 @@ class CachedOnlyJob:
             held = self._held[kind] = group.share_filled({block: hashes[block] for block in blocks})
             if loads is not None:
                 held |= loads.share(kind, hashes, [block for block in blocks if block not in held])
+        self.parts = ReadyParts(pool, wanted.parts, self._page)
+        self.parts.change()
 
-    def page(self, part: Part) -> PageId | None:
-        page, group = self._held[part.group].get(part.block), self._pool.groups[part.group]
-        if page is None or not (group.is_filled(page) or group.writer(page) is not None):
-            raise TransferFailed(f"block {part.block} is not cached here, and the pull is cached-only")
-        return page if group.is_filled(page) else None
+    def readable(self) -> list[PageId]:
+        return filled(self._pool, self._wanted, self._page)
 
-    def was_computed(self, block: int) -> bool:
-        return False
+    def computed_of(self, blocks: Collection[int]) -> int:
+        return 0
 
     def computed_besides(self, blocks: Collection[int]) -> int:
         return 0
 
     def close(self) -> None:
+        self.parts.close(self._held_page)
         for kind, held in reversed(self._held.items()):
             self._pool.groups[kind].unshare([held[block] for block in sorted(held)])
         if self._loads is not None:
             self._loads.give_up_unwanted()
         self._wake()
+
+    def _held_page(self, part: Part) -> PageId | None:
+        return self._held[part.group].get(part.block)
+
+    def _page(self, part: Part) -> PageId:
+        page = self._held_page(part)
+        if page is None or not (self._pool.is_filled(page) or self._pool.writer(page) is not None):
+            raise TransferFailed(f"block {part.block} is not cached here, and the pull is cached-only")
+        return page

@@ -150,5 +150,10 @@ def _sharing_of(config: WorkerConfig, engine_state: EngineState, scheduler: Sche
     usual_s = None if _computes_on_cores(config, engine_state) else USUAL_S
     target = StepTarget(config.schedule.step_target_s, config.slo_itl_s, usual_s)
     return TimeSharing(
-        scheduler, engine_state.rates, target, lambda: asyncio.get_running_loop().time(), engine_state.neighbours
+        scheduler,
+        engine_state.rates,
+        target,
+        lambda: asyncio.get_running_loop().time(),
+        engine_state.neighbours,
+        promises=config.slo_ttft_s is not None,
     )

@@ -27,16 +27,22 @@ class TimeSharing:
         target: StepTarget,
         clock_s: Callable[[], float],
         neighbours: Neighbours | None = None,
+        *,
+        promises: bool = True,
     ) -> None:
+        """`promises`: whether a time to the first token was promised to anybody."""
         self._scheduler = scheduler
         self.rates = rates
         self._target = target
         self._clock_s = clock_s
         self._neighbours = neighbours
+        self._promises = promises
 
     @property
     def budget(self) -> Budget:
         """Time budget of the next step in which streams run."""
+        if self._target.is_fixed and not self._promises:
+            return self._budget_for(WaitingPrompts())  # whoever waits, the target is the same
         return self._budget_for(self._prompts_here)
 
     @property

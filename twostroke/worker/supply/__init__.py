@@ -6,5 +6,5 @@ not bring after all. The scheduler computes what no supplier takes: it computes 
 
 supply     the port: what a supplier is asked; the suppliers of one sequence, and what came of them
 remote     page sources and peers as suppliers: each begins a pull
-pull_spec  what is to be pulled, and what came of it
+pull_spec  what is to be pulled, and what came of it    open_pull  what of a pull under way is still to come
 """

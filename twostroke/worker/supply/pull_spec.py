@@ -1,15 +1,14 @@
-"""What is to be pulled, what of it others see while it is under way, and what came of it."""
+"""What is to be pulled, and what came of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 
 from twostroke.base.errors import ServeError
 from twostroke.base.ids import BlockHash, PageId, RequestId, SessionId
-from twostroke.kv_cache.parts import GroupKind, Part
-from twostroke.kv_cache.pool import BlockPool
+from twostroke.kv_cache.parts import Part
 from twostroke.request import WeightsRef
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
@@ -69,34 +68,3 @@ class PullReport:
     first_page_s: float | None = None
     last_page_s: float | None = None
     failure: ServeError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OpenPull:
-    """A pull that has not ended."""
-
-    spec: PullSpec
-    started_s: float
-    """Start, on the event loop's clock."""
-    missing_blocks: int
-    has_begun: bool
-    """The source has announced pages."""
-    is_computable: bool
-    """All blocks before the first missing one are here, and no other sequence waits for the missing ones."""
-    is_stopped: bool
-    """The pull has been stopped and is about to end."""
-
-    @property
-    def source(self) -> str:
-        return self.spec.source.worker_id
-
-
-def open_pull(
-    spec: PullSpec, pool: BlockPool, remaining: Iterable[int], *, started_s: float, has_begun: bool, is_left: bool
-) -> OpenPull:
-    """The pull as others see it; of the `remaining` blocks something has not come yet."""
-    missing = sorted(set(remaining))
-    is_reached = not missing[0] or pool.find(spec.block_hashes[missing[0] - 1]) is not None
-    pages = (spec.parts.get(Part(block, GroupKind.FULL)) for block in missing)
-    is_computable = is_reached and not any(pool.is_shared(page) for page in pages if page is not None)
-    return OpenPull(spec, started_s, len(missing), has_begun, is_computable, is_left)

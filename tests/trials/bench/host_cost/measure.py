@@ -91,7 +91,7 @@ async def _round(cluster: ProcessCluster, streams: Streams, seconds: float) -> H
     counted = streams.counted
     router, worker = cluster.routers[0].process.pid, cluster.workers["decode-0"].process.pid
     before, before_s = counted.tokens, time.perf_counter()
-    with _spent(router) as router_s, _spent(worker) as worker_s:
+    with spent(router) as router_s, spent(worker) as worker_s:
         await asyncio.sleep(seconds)
         tokens, elapsed_s = counted.tokens - before, time.perf_counter() - before_s
     if counted.ended or not tokens:
@@ -106,7 +106,7 @@ async def _round(cluster: ProcessCluster, streams: Streams, seconds: float) -> H
 
 
 @contextmanager
-def _spent(pid: int) -> Iterator[list[float]]:
+def spent(pid: int) -> Iterator[list[float]]:
     """Yields a list that has the processor seconds of a process's threads at the end, but for the engine's."""
     spent: list[float] = []
     before = _thread_seconds(pid)

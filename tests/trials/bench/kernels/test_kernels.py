@@ -89,6 +89,7 @@ def test_a_step_reads_all_weights_but_the_embedding(setting: Setting) -> None:
     assert work.bytes == matrices * 2 + attention_work(setting, Span(3, 1, 100), "bfloat16").bytes
 
 
+@pytest.mark.slow
 def test_every_part_is_timed_with_every_choice_of_kernels(
     arguments: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,12 +6,15 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.served import SMALL
 from tests.trials.bench.__main__ import PROGRAM
 from tests.trials.bench.startup.measure import memory_bytes
 from twostroke.kv_cache.memory import PageMemory
 
 
+@pytest.mark.slow
 def test_all_processes_are_counted_from_the_first_start(tmp_path: Path) -> None:
     told = tmp_path / "startup.json"
     flags = ["--rounds", "1", "--pause", "0", "--idle", "0.5", "--serve", " ".join(SMALL)]

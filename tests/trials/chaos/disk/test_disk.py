@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
+
 from tests.trials.chaos.disk import damage
 from tests.trials.chaos.disk.faults import FAULTS
 from tests.trials.chaos.disk.options import MODEL
@@ -30,6 +32,7 @@ def test_one_bit_of_every_record_is_flipped(tmp_path: Path) -> None:
     assert flipped == list(range(7))
 
 
+@pytest.mark.slow
 async def test_bits_that_flip_on_disk_change_no_answer() -> None:
     (outcome,) = await run_faults([each for each in FAULTS if each.name == "flipped bits"], MODEL, "float32")
     assert outcome.is_good, outcome

@@ -20,9 +20,8 @@ from tests.trials.chaos.injection.plan import Guard, Kind
 LOAD = Load(tokens=50, prompt_letters=320, long_tokens=600, seed=3)
 PATIENCE_S = 1.5
 """Patience of clients: half as long as a router is frozen, so that another one has their streams when it wakes up."""
-KILLED_ELSEWHERE = ("decode/decode.sampled/kill", "prefill/pages.announcing/kill")
-"""Half of tests/cluster kills decode and prefill workers within streams."""
-IN_GATE = tuple(name for name in QUICK if name not in KILLED_ELSEWHERE)
+IN_GATE = ("decode/pull.announced/stop", "prefill/transport.serving/corrupt")
+"""Half of tests/cluster kills routers, decode and prefill workers within streams."""
 TRIES = 3
 NOTICED = (
     (Guard.RESUME, "router/router.token/kill"),

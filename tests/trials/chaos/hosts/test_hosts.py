@@ -48,6 +48,7 @@ def test_a_wait_beyond_its_bound_and_a_client_that_had_to_turn_are_problems_and_
     assert "18 of 18 streams identical, 1 clients had to turn" in told
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 30)
 def test_three_hosts_serve_across_and_a_pulled_cable_loses_nothing(
     tmp_path: Path,

@@ -15,17 +15,23 @@ from tests.trials.chaos.neighbours.site import Site, serving
 from tests.trials.chaos.neighbours.trial import HostileProcess, answers, hostile_process, trial
 
 MOMENT_S = 1.0
-PLAIN = (
-    "one byte chunks of a refused request",
-    "endless heads",
-    "long stop strings",
-    "large messages at workers",
-    "forged request ids",
+PLAIN = ("one byte chunks of a refused request", "large messages at workers", "forged request ids")
+SECURED = ("garbage at worker ports", "a hundred watches")
+OTHERS = ("endless heads", "long stop strings"), ("unfinished bodies", "highest priorities")
+"""Plain ones, and those of a server that is secured."""
+
+
+@pytest.mark.parametrize(
+    ("secured", "names"),
+    [
+        pytest.param(False, PLAIN, id="plain"),
+        pytest.param(True, SECURED, id="secured"),
+        *(
+            pytest.param(secured, OTHERS[secured], id=f"others {secured}", marks=pytest.mark.slow)
+            for secured in (False, True)
+        ),
+    ],
 )
-SECURED = ("garbage at worker ports", "unfinished bodies", "a hundred watches", "highest priorities")
-
-
-@pytest.mark.parametrize(("secured", "names"), [(False, PLAIN), (True, SECURED)], ids=["plain", "secured"])
 async def test_an_honest_client_is_served_beside_hostile_ones(
     tmp_path: Path, secured: bool, names: tuple[str, ...]
 ) -> None:

@@ -1,6 +1,6 @@
 """Bad values of the flags of page forms, tiers and pins, of every command that has them: one line that says what to do.
 
-What only a worker can find out (its pages, its disk) is in `tests/cluster/cache/test_bad_cache_input.py`.
+What only a worker can find out (its pages, its disk) is in `tests/cluster/cache/test_served_cache.py`.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from twostroke.base import cache_key as keys
+from twostroke.base.errors import ConfigError
 from twostroke.kernels.choice import choose_attention
 from twostroke.kernels.cpu import build
 from twostroke.kernels.cpu.attention import NativeAttention
@@ -86,6 +87,68 @@ def test_processes_that_start_at_once_build_a_library_once_for_all(tmp_path: Pat
     assert [builder.wait() for builder in builders] == [0, 0, 0]
     assert len(list(kernels.glob("kernels-*.so"))) == 1
     assert log.read_text().count("-shared") == 1
+
+
+PART = """
+#include "answer.h"
+struct Answers { int (*other)(); };
+static int other() { return ANSWER + 1; }
+extern "C" __attribute__((visibility("default"))) void twostroke_join(Answers *answers) { answers->other = other; }
+"""
+WITH_PART = """
+struct Answers { int (*other)(); } answers;
+#define SHOWN extern "C" __attribute__((visibility("default")))
+SHOWN Answers *twostroke_parts() { return &answers; }
+SHOWN int other() { return answers.other ? answers.other() : 0; }
+"""
+
+
+@pytest.fixture
+def part(monkeypatch: pytest.MonkeyPatch) -> str:
+    (build.SOURCES / "parts.cpp").write_text(WITH_PART)
+    (build.SOURCES / "shared.cpp").write_text("")
+    (build.SOURCES / "rare").mkdir()
+    (build.SOURCES / "rare" / "rare.cpp").write_text(PART)
+    monkeypatch.setattr(build, "SHARED", ("shared.cpp",))
+    return "rare"
+
+
+def test_a_part_is_built_when_it_is_needed_and_joins_what_is_loaded(tmp_path: Path, part: str) -> None:
+    kernels = load_kernels(tmp_path)
+    assert kernels is not None
+    other = kernels.function("other", (), ctypes.c_int)
+    assert other() == 0
+    assert [path for path in tmp_path.glob("*.so") if part in path.name] == []
+    kernels.need(part)
+    assert other() == 43
+    (library,) = (path for path in tmp_path.glob("*.so") if part in path.name)
+    built_ns = library.stat().st_mtime_ns
+    again = load_kernels(tmp_path)
+    assert again is not None
+    again.need(part)
+    assert library.stat().st_mtime_ns == built_ns
+
+
+def test_without_a_compiler_parts_come_from_where_all_were_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    build.build_all(tmp_path)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    kernels = load_kernels(tmp_path)
+    assert kernels is not None
+    kernels.need(part)
+    assert kernels.function("other", (), ctypes.c_int)() == 43
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "c++ -DNDEBUG"])
+def test_a_part_that_cannot_be_built_as_the_rest_was_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, compiler: str
+) -> None:
+    kernels = load_kernels(tmp_path)
+    assert kernels is not None
+    monkeypatch.setenv("CXX", compiler)
+    with pytest.raises(ConfigError, match=f"kernels_{part}-.* cannot be built"):
+        kernels.need(part)
 
 
 def test_who_waits_for_a_frozen_builder_builds_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

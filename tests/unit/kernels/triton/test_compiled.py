@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from twostroke.models.catalog.places import cache_dir
+
 SHARED_BYTES_OF_A_HOPPER_BLOCK = 227 * 1024
 IN_GATE = (
     "decode-1-128-bf16",
@@ -48,10 +50,9 @@ OTHERS = (
 @pytest.mark.parametrize(
     "names", [pytest.param(IN_GATE, id="of the gate"), pytest.param(OTHERS, id="others", marks=pytest.mark.slow)]
 )
-def test_kernels_compile_for_hopper_without_spills_and_with_its_instructions(
-    tmp_path: Path, names: tuple[str, ...]
-) -> None:
-    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path.cwd())}
+def test_kernels_compile_for_hopper_without_spills_and_with_its_instructions(names: tuple[str, ...]) -> None:
+    """What was compiled of the same sources is kept: Triton's key has a kernel's source, its options and Triton."""
+    environment = os.environ | {"TRITON_CACHE_DIR": str(cache_dir() / "triton"), "PYTHONPATH": str(Path.cwd())}
     environment.pop("TRITON_INTERPRET", None)
     command = [sys.executable, "-W", "error", str(Path(__file__).with_name("compile_sm90.py")), *names]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)

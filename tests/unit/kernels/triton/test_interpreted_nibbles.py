@@ -76,14 +76,14 @@ def steps_of(lengths: tuple[int, ...], cuts: list[int]) -> list[Chunks]:
     return steps
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(
     kv_heads=st.integers(1, 2),
     head_dim=st.sampled_from([8, 24, 64, 80, 128]),
     groups=st.sampled_from([1, 3, 4]),
     dtype=st.sampled_from(list(SLACK)),
-    lengths=st.lists(st.integers(1, 90), min_size=1, max_size=3).map(tuple),
-    cuts=st.lists(st.sampled_from([1, 5, 16, 21, 48, 90]), min_size=1, max_size=3).filter(lambda cuts: sum(cuts) > 15),
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=2).map(tuple),
+    cuts=st.lists(st.sampled_from([5, 16, 21, 48, 90]), min_size=1, max_size=3).filter(lambda cuts: sum(cuts) > 15),
     multiprocessors=st.integers(0, 4),
     seed=st.integers(0, 99),
 )

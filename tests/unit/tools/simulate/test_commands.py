@@ -17,7 +17,8 @@ from tools.simulate.options import profile_text, read_profile
 from twostroke.base.errors import ConfigError
 from twostroke.base.ids import WorkerId
 
-SMALL = ["--workload", "conversation", "--limit", "40", "--prefill", "2", "--decode", "2", "--rate", "1"]
+REQUESTS = 24
+SMALL = ["--workload", "conversation", "--limit", str(REQUESTS), "--prefill", "2", "--decode", "2", "--rate", "1"]
 
 
 def simulated(tmp_path: Path, *arguments: str) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def test_policies_are_compared_at_every_pace_with_round_robin(
         ("kv", 2.0),
     ]
     for run in found["runs"]:
-        assert (run["requests"], run["completed"], run["refused"], run["lost"]) == (40, 40, 0, 0)
+        assert (run["requests"], run["completed"], run["refused"], run["lost"]) == (REQUESTS, REQUESTS, 0, 0)
         assert 0 < run["utilisation"] < 1
         assert 0 < run["ttft_p50_s"] <= run["ttft_p90_s"] <= run["ttft_p99_s"]
         assert 0 < run["itl_p50_s"] <= run["itl_p99_s"]
@@ -84,17 +85,17 @@ def test_answers_of_workers_that_draft_come_in_fewer_steps(tmp_path: Path) -> No
     answers = [*SMALL, "--policies", "round-robin"]
     drafts = ["--acceptance", "0.9,0.8", "--draft-share", "0.9"]
     (without,), (drafting,) = (simulated(tmp_path, *answers, *more)["runs"] for more in ([], drafts))
-    assert drafting["completed"] == without["completed"] == 40
+    assert drafting["completed"] == without["completed"] == REQUESTS
     assert drafting["itl_mean_s"] < 0.6 * without["itl_mean_s"]
 
 
 def test_a_utilisation_is_met_by_the_policy_that_it_is_of(tmp_path: Path) -> None:
-    found = simulated(tmp_path, *SMALL, "--policies", "round-robin", "--utilisation", "0.5")
+    found = simulated(tmp_path, *SMALL, "--limit", "40", "--policies", "round-robin", "--utilisation", "0.5")
     assert found["runs"][0]["utilisation"] == pytest.approx(0.5, rel=0.05)
 
 
 def test_the_highest_rate_is_found_for_every_policy(tmp_path: Path) -> None:
-    arguments = ["--policies", "least-requests", "--find-rate", "15", "--precision", "0.5"]
+    arguments = ["--limit", "40", "--policies", "least-requests", "--find-rate", "15", "--precision", "0.5"]
     found, page = simulated_and_drawn(tmp_path, *SMALL, *arguments)
     assert [each["variant"] for each in found["highest_rates"]] == ["round-robin", "least-requests"]
     for each in found["highest_rates"]:
@@ -107,7 +108,7 @@ def test_a_plan_names_counts_and_where_splitting_pays(tmp_path: Path, capsys: py
     found, page = simulated_and_drawn(
         tmp_path,
         "plan",
-        *("--workload", "conversation", "--limit", "40", "--rate", "1"),
+        *("--workload", "conversation", "--limit", str(REQUESTS), "--rate", "1"),
         *("--slo-ttft", "20", "--slo-itl", "0.1", "--loads", "0.5,2"),
     )
     assert found["smallest"]["prefill"] >= 1
@@ -243,7 +244,7 @@ def test_a_profile_of_no_possible_fleet_is_refused_with_what_is_wrong(
 
 def test_a_prompt_that_no_prefill_worker_has_room_for_is_computed_where_it_is_decoded(tmp_path: Path) -> None:
     found = simulated(tmp_path, *SMALL, "--policies", "round-robin", "--pool-tokens", "1024")
-    assert (found["runs"][0]["completed"], found["runs"][0]["lost"]) == (40, 0)
+    assert (found["runs"][0]["completed"], found["runs"][0]["lost"]) == (REQUESTS, 0)
 
 
 def test_a_single_request_can_be_simulated(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tools.simulate.runs import Trial, run_trial
 from tools.simulate.traces.trace import Trace
 from tools.simulate.traces.workloads import generated
 
+pytestmark = pytest.mark.slow
 OFFERED = 1.02
 FLEET = FleetShape(prefill=4, decode=4, prefill_pages=1500, seed=1)
 LOOSER = 1.05
@@ -62,10 +63,10 @@ def p90_s(summary: Summary) -> float:
     ("rival", "most"),
     [
         ("round-robin", 0.10),
-        pytest.param("least-requests", 0.40, marks=pytest.mark.slow),
-        pytest.param("sglang", 0.75, marks=pytest.mark.slow),
-        pytest.param("dynamo", 0.85, marks=pytest.mark.slow),
-        pytest.param("dynamo-sticky", 1.0, marks=pytest.mark.slow),
+        ("least-requests", 0.40),
+        ("sglang", 0.75),
+        ("dynamo", 0.85),
+        ("dynamo-sticky", 1.0),
     ],
 )
 def test_ours_has_the_earlier_first_tokens(under: Summarised, rival: str, most: float) -> None:
@@ -80,9 +81,7 @@ def test_round_robin_is_as_busy_as_was_asked_for(under: Summarised) -> None:
     assert 0.85 < under("round-robin").utilisation < 0.92
 
 
-@pytest.mark.parametrize(
-    ("variant", "least"), [("kv", 0.95), pytest.param("kv-no-peers", 0.90, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("variant", "least"), [("kv", 0.95), ("kv-no-peers", 0.90)])
 def test_nearly_all_that_one_shared_cache_would_find_is_found(under: Summarised, variant: str, least: float) -> None:
     found = under(variant).oracle_share
     assert found is not None
@@ -97,7 +96,6 @@ def test_first_tokens_come_when_they_were_predicted(under: Summarised) -> None:
     assert abs(ours.prediction_bias) < 0.05
 
 
-@pytest.mark.slow
 def test_four_routers_place_as_well_as_one(under: Summarised, conversations: Trace) -> None:
     one = under("kv")
     fleet = dataclasses.replace(FLEET, routers=4)
@@ -105,7 +103,6 @@ def test_four_routers_place_as_well_as_one(under: Summarised, conversations: Tra
     assert p90_s(four) <= LOOSER * 1.10 * p90_s(one)
 
 
-@pytest.mark.slow
 def test_prefixes_of_peers_shorten_the_queue() -> None:
     """Shared prefixes under a load that no single holder could bear."""
     groups = generated("prefix-groups", 350, 12.0, seed=1)

@@ -36,7 +36,7 @@ PASSED_BY_ALL = {
     "2 ranks draw what one does",
     "split run over shared host memory, equal streams",
 }
-IN_GATE = ("kernels", "experts", "stored", "draws", "speed", "decode", "prefill", "8B", "split")
+IN_GATE = ("kernels", "decode", "8B", "split")
 """How the sections begin that take a second each. The others check in the interpreter what `tests/unit/kernels/triton`
 checks there, too."""
 

@@ -23,13 +23,13 @@ from tools.simulate.fleet.simulated_request import SimulatedRequest
 from tools.simulate.fleet.worker.decode_service import SimulatedDecodeService
 from tools.simulate.fleet.worker.host import SimulatedHost
 from tools.simulate.fleet.worker.steps import TOKEN
+from tools.simulate.fleet.worker.tokens import HeardTokens
 from tools.simulate.fleet.worker.worker_lifecycle import WorkerLifecycle
 from twostroke.base.errors import Overloaded
 from twostroke.base.ids import WorkerId
 from twostroke.kv_cache.block import hash_block, root_hash
 from twostroke.kv_cache.events import EventBatch
 from twostroke.rpc.v1.control_pb2 import Load
-from twostroke.rpc.v1.worker_pb2 import TokenEntry
 
 COALESCE_S = 0.002
 """Reservations go out to other routers this often at most."""
@@ -77,7 +77,7 @@ class SimulatedRouter:
             return follows_on
 
         if (service := host.decode_service) is not None:
-            service.stream(self.name, lambda entry: self._hear_tokens(service, entry))
+            service.stream(self.name, lambda heard: self._hear_tokens(service, heard))
         self._feeds[worker] = SimulatedFeed(host, hear, partial(routing.next_sequence, worker, epoch), self._draws)
 
     def leave(self, host: SimulatedHost) -> None:
@@ -122,17 +122,16 @@ class SimulatedRouter:
             other.routing.left_router(self.name, self._queue.now_s)
         return lost
 
-    def _hear_tokens(self, service: SimulatedDecodeService, entry: TokenEntry) -> None:
+    def _hear_tokens(self, service: SimulatedDecodeService, heard: HeardTokens) -> None:
         """Tokens take a while to get here."""
-        request = self._by_id.get(entry.request_id)
-        if request is None or entry.attempt != request.attempts:
+        request = self._by_id.get(heard.request_id)
+        if request is None or heard.attempt != request.attempts:
             return
         token_s = self._shape.delays.token_s
-        if request.heard_attempt != entry.attempt:
-            request.heard_first(entry.cached_tokens, self._shape.block_size)
+        if request.heard_attempt != heard.attempt:
+            request.heard_first(heard.cached_tokens, self._shape.block_size)
             self._queue.after(token_s, lambda: self._first_token(request))
-        if entry.finish_reason:
-            assert not entry.HasField("error"), entry.error
+        if heard.finish is not None:
             service.answered(request.request_id)
             self._queue.after(token_s, lambda: self._end(request, Status.DONE))
 

@@ -99,10 +99,10 @@ class SimulatedRouting:
         if known is None or known.epoch != epoch:
             return True
         self._reservations.reported(worker, now_s)
-        was, was_serving = known.status, known.liveness is Liveness.ALIVE
+        was, was_serving = known.load.state, known.liveness is Liveness.ALIVE
         known.report(load, now_s)
         known.liveness = Liveness.ALIVE
-        if known.status is not was:
+        if load.state != was or not was_serving:
             self._serving = None
         verdict = self._index.apply(worker, epoch, batch)
         self._index.sweep()

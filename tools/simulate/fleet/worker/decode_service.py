@@ -5,14 +5,13 @@ This stands for the live decode service (`decode_worker.service`) and the router
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from decode_worker.request_manager import RequestManager
 from router.serving.placement import source_forecast
 from tools.simulate.fleet.event_queue import VirtualLoop
 from tools.simulate.fleet.simulated_request import SimulatedRequest
-from tools.simulate.fleet.worker.tokens import Hear, read_tokens
+from tools.simulate.fleet.worker.tokens import Hear, SimulatedStream
 from twostroke.base.ids import RequestId
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
@@ -23,7 +22,8 @@ class SimulatedDecodeService:
         self._request_manager = request_manager
         self._virtual_loop = virtual_loop
         self._open: dict[RequestId, SimulatedRequest] = {}
-        self._streams: dict[str, asyncio.Task[None]] = {}
+        self._hearing: dict[str, Hear] = {}
+        """The routers that hear of tokens."""
 
     @property
     def open_requests(self) -> Sequence[SimulatedRequest]:
@@ -58,15 +58,23 @@ class SimulatedDecodeService:
 
     def stream(self, router_id: str, hear: Hear) -> None:
         """Tells a router of all tokens of its answers, from now on; it has one such stream."""
-        if router_id not in self._streams:
-            reading = read_tokens(self._request_manager, router_id, hear)
-            self._streams[router_id] = self._virtual_loop.create_task(reading)
+        if router_id not in self._hearing:
+            self._hearing[router_id] = hear
+            self._virtual_loop.call_soon(self._connect, router_id, hear)
 
     def end_stream(self, router_id: str) -> None:
-        reading = self._streams.pop(router_id, None)
-        if reading is not None:
-            reading.cancel()
+        if self._hearing.pop(router_id, None) is not None:
+            self._stream(router_id).disconnect()
 
     def end_streams(self) -> None:
-        for router_id in list(self._streams):
+        for router_id in list(self._hearing):
             self.end_stream(router_id)
+
+    def _connect(self, router_id: str, hear: Hear) -> None:
+        if self._hearing.get(router_id) is hear:
+            self._stream(router_id).connect(hear)
+
+    def _stream(self, router_id: str) -> SimulatedStream:
+        stream = self._request_manager.output_stream(router_id)
+        assert isinstance(stream, SimulatedStream)
+        return stream

@@ -17,6 +17,9 @@ from twostroke.kv_cache.events import EventBatch
 from twostroke.kv_cache.groups.page_state import PageState
 from twostroke.rpc.v1 import control_pb2
 
+_PAGES = tuple((state, f"pages_{state.name.lower()}") for state in PageState)
+"""Fields of a load report that count pages."""
+
 Follower = Callable[[EventBatch, control_pb2.Load], None]
 
 
@@ -70,13 +73,14 @@ class SimulatedEventFeed:
         load.running = scheduler.running
         load.waiting = scheduler.waiting
         load.queued_tokens = queued.tokens + queued.stream_tokens
-        for state in PageState:
-            setattr(load, f"pages_{state.name.lower()}", count(state))
+        for state, name in _PAGES:
+            setattr(load, name, count(state))
         budget = host.loop.budget
         load.queued_s = budget.drain_s(queued, scheduler.step_tokens)
         load.costs.step_target_s = budget.step_s(queued.streams, queued.context_tokens)
         load.prefill_busy_s = host.prefill_busy_s
-        load.stream_step.CopyFrom(control_pb2.StreamStep(**dataclasses.asdict(host.loop.stream_steps.each)))
+        each, stream_step = host.loop.stream_steps.each, load.stream_step
+        stream_step.rows, stream_step.tokens, stream_step.before_s = each.rows, each.tokens, each.before_s
         host.add_to_report(load)
         return load
 

@@ -29,7 +29,7 @@ from tools.simulate.fleet.worker.shared_cores.core_device import CoreDevice, cal
 from tools.simulate.fleet.worker.shared_cores.cores import HostCores
 from tools.simulate.fleet.worker.steps import ChunksOnly, Flight, HostLoop, SimulatedLoop, StepPace
 from tools.simulate.fleet.worker.tiers import SimulatedDisk, SimulatedTiers
-from tools.simulate.fleet.worker.tokens import TokenTimes
+from tools.simulate.fleet.worker.tokens import SimulatedStream, TokenTimes
 from twostroke.base.ids import BlockHash, Epoch, PageId, RequestId, SessionId, WorkerId
 from twostroke.config import Role, ScheduleConfig, WorkerConfig
 from twostroke.engine.backends.facts import LoadedModel
@@ -146,8 +146,7 @@ class SimulatedHost:
         self.shape = shape
         self.worker = worker
         self.epoch = epoch
-        self.use = use
-        self.is_dead = False
+        self.use, self.is_dead = use, False
         self.config = _config(shape, worker, role)
         self.metrics = WorkerMetrics(role, shape.block_size)
         self.recorder = Recorder()
@@ -165,6 +164,7 @@ class SimulatedHost:
         self.budget = Budget(shape.step_target_s, shape.cost, self.config.schedule.step_tokens())
         self.converter = Converter(shape.conversion_page_s)
         self.served: dict[SimulatedPull, None] = {}
+        self.changed: list[SimulatedPull] = []
         self.pulls = fleet.parts.pulls(self)
         self.loop = fleet.parts.loop(self)
         self.prefill_busy_s = 0.0
@@ -183,7 +183,7 @@ class SimulatedHost:
         self.decode_service: SimulatedDecodeService | None = None
         self.actions: RequestManager | BuildJobs
         if role is Role.DECODE:
-            self.actions = manager = RequestManager(self, tasks)
+            self.actions = manager = RequestManager(self, tasks, SimulatedStream)
             self.decode_service = SimulatedDecodeService(manager, self.virtual_loop)
         else:
             self.actions = BuildJobs(self, tasks)
@@ -237,6 +237,7 @@ class SimulatedHost:
     def wake(self) -> None:
         if not self.is_dead:
             self.loop.wake()
+            self.pulls.announce()  # pages that came from elsewhere
 
     def compute_s(self, queued: Queued) -> float:
         """Returns the seconds of computing prompts here beside the current streams, as a live worker predicts them."""

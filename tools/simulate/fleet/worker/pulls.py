@@ -16,10 +16,12 @@ from typing import Protocol
 from tools.simulate.fleet.worker.interfaces import WorkerParts
 from twostroke.base.errors import PeerLost, ServeError, TransferFailed
 from twostroke.base.ids import BlockHash, RequestId, SessionId, WorkerId
+from twostroke.kv_cache.parts import GroupKind, Part
 from twostroke.worker.measured.link_rates import LinkRates
 from twostroke.worker.role_host import Pulls
-from twostroke.worker.services.pages_service import PageJob, RequestedBlocks, readable
-from twostroke.worker.supply.pull_spec import OpenPull, PullReport, PullSpec, open_pull
+from twostroke.worker.services.pages_service import PageJob, RequestedBlocks
+from twostroke.worker.supply.open_pull import OpenPull
+from twostroke.worker.supply.pull_spec import PullReport, PullSpec
 
 COPY_PAGES = 8
 """Most pages of one announcement: about what one step of a page source computes."""
@@ -89,6 +91,8 @@ class PullingWorker(WorkerParts, Protocol):
     converter: Converter
     served: dict[SimulatedPull, None]
     """Pulls of others from here."""
+    changed: list[SimulatedPull]
+    """Those of them of which something may have become readable."""
 
     def party(self, worker: WorkerId) -> PullingWorker:
         """Returns the latest epoch of a worker."""
@@ -120,36 +124,21 @@ class SimulatedPulls:
     def prune(self) -> None:
         """Stops pulls when none of their missing pages is wanted any more."""
         for pull in self._open:
-            if not any(map(self._host.pool.is_wanted, pull.remaining.values())):
+            if not pull.state.is_wanted:
                 pull.stop()
 
     def open_pulls(self) -> list[OpenPull]:
-        return [
-            open_pull(
-                pull.spec,
-                self._host.pool,
-                pull.remaining,
-                started_s=pull.started_s,
-                has_begun=pull.has_begun,
-                is_left=pull.is_stopped,
-            )
-            for pull in self._open
-            if pull.remaining
-        ]
+        return [pull.state for pull in self._open if pull.state.remaining]
 
     def stop_one(self, pull: SessionId) -> None:
         """Stops a pull although its pages are wanted: the sequences that wait for them compute them."""
         next(each for each in self._open if each.spec.session == pull).stop()
 
     def announce(self) -> None:
-        """Blocks may have become readable: the workers that pull them from here learn of it.
-
-        A pull that has just been told waits for the next news behind all others, as its task does live.
-        """
-        served = self._host.served
-        for pull in list(served):
-            if pull.announce() and pull in served:
-                served[pull] = served.pop(pull)
+        """Blocks may have become readable: the workers that pull them from here learn of it."""
+        changed, self._host.changed = self._host.changed, []
+        for pull in changed:
+            pull.announce()
 
     def break_off(self) -> None:
         """Ends the pulls of a worker that has died. Its peers have noticed."""
@@ -168,15 +157,11 @@ class SimulatedPull:
         self._host = host
         self.spec = spec
         self.report_ready: asyncio.Future[PullReport] = host.virtual_loop.create_future()
-        self.remaining = {part.block: page for part, page in spec.parts.items()}
-        self.started_s = host.queue.now_s
-        self.has_begun = False
-        self.is_stopped = False
+        self.state = OpenPull(spec, host.pool, host.queue.now_s)
         self._report = PullReport()
         self._links = links
         self._ended = ended
         self._source = host.party(WorkerId(spec.source.worker_id))
-        self._pending = list(spec.parts)
         self._announced: deque[tuple[list[tuple[int, bool]], float]] = deque()
         """Blocks, whether each was computed for this pull, and when the announcement is here."""
         self._job: PageJob | None = None
@@ -194,27 +179,25 @@ class SimulatedPull:
 
     def stop(self) -> None:
         """Its pages are wanted no more, or wanted from elsewhere. It ends a moment later, as a cancelled task does."""
-        if not self.is_stopped:
-            self.is_stopped = True
+        if not self.state.is_stopped:
+            self.state.is_stopped = True
             self._host.virtual_loop.call_soon(self._end, None)
 
-    def announce(self) -> bool:
-        """Announces at the source what has become readable. Returns False where nothing has."""
+    def announce(self) -> None:
+        """Announces at the source what has become readable."""
         job = self._job
         if job is None:
-            return False
-        pages, failure = readable(job, self._pending)
-        ready = [(part.block, job.was_computed(part.block)) for part in pages]
-        self._pending = [part for part in self._pending if part not in pages]
+            return
+        pages, failure = job.parts.take()
+        ready = [(part.block, job.computed_of((part.block,)) > 0) for part in pages]
         if failure is not None:
             self._host.queue.after(self._host.shape.delays.pull_s, self._hear_failure)
         now_s = self._readable_s(ready) + self._host.shape.delays.pull_s
-        if ready and not self.has_begun and self.spec.peer is None and not any(computed for _, computed in ready):
-            self._links.answered(self._source.worker, now_s - self.started_s, now_s)
-        self.has_begun |= bool(ready)
+        if ready and not self.state.has_begun and self.spec.peer is None and not any(computed for _, computed in ready):
+            self._links.answered(self._source.worker, now_s - self.state.started_s, now_s)
+        self.state.has_begun |= bool(ready)
         self._announced += ((ready[at : at + COPY_PAGES], now_s) for at in range(0, len(ready), COPY_PAGES))
         self._copy()
-        return bool(ready)
 
     def _readable_s(self, ready: Sequence[tuple[int, bool]]) -> float:
         """Returns when the source can announce these blocks in the form of the worker that pulls."""
@@ -245,11 +228,11 @@ class SimulatedPull:
             return
         self._is_over = True
         self.release_source()
-        for page in self.remaining.values():
+        for page in self.state.remaining.values():
             self._host.pool.clear_writer(page)
         self._ended(self)
         self._report.failure = failure
-        if self.is_stopped:
+        if self.state.is_stopped:
             self.report_ready.cancel()
         else:
             self.report_ready.set_result(self._report)
@@ -257,7 +240,7 @@ class SimulatedPull:
 
     def _reach(self) -> None:
         host, spec, source = self._host, self.spec, self._source
-        if self._is_over or self.is_stopped or host.is_dead:
+        if self._is_over or self.state.is_stopped or host.is_dead:
             return
         if source.is_dead or str(source.epoch) != spec.source.epoch:
             host.queue.after(host.shape.delays.detection_s, self.fail)
@@ -272,6 +255,7 @@ class SimulatedPull:
             self._end(error)
             return
         source.served[self] = None
+        self._job.parts.tell = lambda: source.changed.append(self)
         self.announce()
 
     def _copy(self) -> None:
@@ -304,7 +288,7 @@ class SimulatedPull:
         if self._is_over or host.is_dead:
             return
         for block, was_computed in blocks:
-            page = self.remaining.pop(block)
+            page = self.state.came(Part(block, GroupKind.FULL))
             if not pool.is_arriving(page):  # nobody waits for it any more
                 pool.clear_writer(page)
                 continue
@@ -317,7 +301,7 @@ class SimulatedPull:
                 host.pulled_from_peer(self.spec.request_id)
         self._links.copied(self._source.worker, len(blocks) * host.shape.page_bytes, seconds, host.queue.now_s)
         host.wake()
-        if not self.remaining:
+        if not self.state.remaining:
             self._end(None)
         else:
             self._copy()

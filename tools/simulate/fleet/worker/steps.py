@@ -21,7 +21,7 @@ from twostroke.request import SampledToken
 from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.batching import Chunk, Step, terms_of
 from twostroke.scheduler.cost import Budget, StepCost, StepTerms
-from twostroke.scheduler.values import AdmittedSequence, Emission
+from twostroke.scheduler.values import AdmittedSequence
 from twostroke.worker.branches import Prefetching
 from twostroke.worker.role_host import Loop, RoleHandlers
 from twostroke.worker.steps.work_loop import StreamSteps
@@ -149,21 +149,22 @@ def repeats(step: Step, block_size: int) -> int:
     return max(0, least)
 
 
-def run_ahead(step: Step, times: int) -> tuple[Step, list[Emission]]:
+def run_ahead(step: Step, times: int) -> Step:
     """Takes in the step in flight as if it had been emitted and planned again `times` times (at most `repeats`).
 
-    Returns the step that is in flight then, and what was emitted before it.
+    Returns the step that is in flight then. What was emitted before it is told to nobody: those are further tokens of
+    answers that have begun and do not end.
     """
     if not times:
-        return step, []
+        return step
+    moved, tokens = [], [TOKEN] * times
     for chunk in step.chunks:
-        sequence = chunk.sequence
-        sequence.known.extend([TOKEN] * times)
-        sequence.computed = max(sequence.computed, chunk.start + times)
+        sequence, start = chunk.sequence, chunk.start + times
+        sequence.known += tokens
+        sequence.computed = max(sequence.computed, start)
         sequence.steps += times
-    moved = tuple(Chunk(chunk.sequence, chunk.start + times, chunk.end + times, True) for chunk in step.chunks)
-    emitted = [Emission(chunk.sequence, SAMPLED, None) for chunk in step.chunks if not chunk.sequence.ended]
-    return Step(moved, step.batch), emitted * times
+        moved.append(Chunk(sequence, start, chunk.end + times, True))
+    return Step(tuple(moved), step.batch)
 
 
 class StepWatch(Protocol):
@@ -306,10 +307,9 @@ class SimulatedLoop:
         assert watch is not None
         self._flight = None
         watch.ran(flight)
-        step, emissions = run_ahead(flight.step, flight.steps - 1)
-        ended = self._scheduler.update(step, StepResult((SAMPLED,) * flight.terms.streams, 0.0))
-        self.stream_steps.observe(step, ended)
-        emissions += ended
+        step = run_ahead(flight.step, flight.steps - 1)
+        emissions = self._scheduler.update(step, StepResult((SAMPLED,) * flight.terms.streams, 0.0))
+        self.stream_steps.observe(step, emissions)
         if flight.terms.prompt_tokens:
             role.computed(step, flight.first_s)
         self._begin()

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
-from decode_worker.request_manager import RequestManager
+from decode_worker.output_stream import OutputStream
+from decode_worker.request_state import RequestState
 from tools.simulate.fleet.results import Gaps
 from tools.simulate.fleet.simulated_request import SimulatedRequest
 from tools.simulate.fleet.worker.steps import Flight, further_tokens
 from twostroke.base.ids import RequestId
-from twostroke.rpc.v1 import worker_pb2
+from twostroke.request import FinishReason
 
-Hear = Callable[[worker_pb2.TokenEntry], None]
+
+class HeardTokens(NamedTuple):
+    """What a router needs of a message about the tokens of a request."""
+
+    request_id: RequestId
+    attempt: int
+    cached_tokens: int
+    finish: FinishReason | None
+    """How the answer ended; None where more tokens follow."""
+
+
+Hear = Callable[[HeardTokens], None]
 
 
 class TokenTimes:
@@ -68,9 +81,44 @@ class TokenTimes:
             self._gaps[Gaps.bucket_of(flight.after(step) - flight.after(step - 1))] += streams
 
 
-async def read_tokens(requests: RequestManager, router_id: str, hear: Hear) -> None:
-    """Reads the stream that carries all answers of a router on a decode worker."""
-    async with contextlib.aclosing(requests.output_stream(router_id).stream()) as batches:
-        async for batch in batches:
-            for entry in batch.entries:
-                hear(entry)
+class SimulatedStream(OutputStream):
+    """A router's token stream without messages: the router hears of first tokens and of ends.
+
+    It hears of all that a step has told at once, as from a message of the live stream, and of nothing between.
+    """
+
+    _hear: Hear | None = None
+    _is_due = False
+    """The router is about to hear of something."""
+
+    def connect(self, hear: Hear) -> None:
+        """Lets a router hear from now on."""
+        self._begin_stream()
+        self._hear = hear
+        self._tell_soon()
+
+    def disconnect(self) -> None:
+        self._hear = self._stream = None
+        self._park()
+
+    def notify(self, *states: RequestState) -> None:
+        super().notify(*states)
+        if self._updated and not self._is_due:
+            self._tell_soon()
+
+    def _tell_soon(self) -> None:
+        self._is_due = True
+        asyncio.get_running_loop().call_soon(self._tell)
+
+    def _tell(self) -> None:
+        self._is_due = False
+        if self._hear is None:
+            return
+        updated, self._updated = self._updated, {}
+        for state in updated:
+            sent = self._sent[state]
+            if not sent.number or state.has_ended:
+                sent.number = 1
+                assert state.error is None, state.error
+                attempt = state.attempt
+                self._hear(HeardTokens(attempt.request_id, attempt.number, state.cached_tokens, state.finish))

@@ -16,6 +16,7 @@
 #include "low_rank.h"
 #include "profile.h"
 #include "ranks.h"
+#include "some_sequences.h"
 #include "stored.h"
 
 #include <algorithm>

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "attention.h"
 
@@ -23,19 +22,6 @@ struct HeadRows {
 // to its slots.
 void store_latents(Team *team, const AttentionStep &step, int64_t layer, const HeadRows &ends, const void *k,
                    int64_t k_stride);
-
-// Some sequences of a step as one of their own, for attention alone.
-struct SomeSequences {
-    std::vector<int64_t> rows;  // of the whole step
-    AttentionStep step;
-
-    SomeSequences(const AttentionStep &whole, const std::vector<int64_t> &sequences);
-    SomeSequences(const SomeSequences &) = delete;
-    SomeSequences &operator=(const SomeSequences &) = delete;
-
-  private:
-    std::vector<int32_t> positions_, starts_, tables_;
-};
 
 // out [tokens, heads, latent_rank]: sums of latents.
 void attend_latents(Team *team, const AttentionStep &step, int64_t layer, const HeadRows &q, const HeadRows &out);

@@ -18,8 +18,21 @@ from tests.unit.models.test_registry import SIZES, saved
 from twostroke.base.errors import ConfigError
 from twostroke.base.tokenizer_file import tokenizer_field
 from twostroke.config import ModelConfig
+from twostroke.models.checks.preflight import check_tensors
+from twostroke.models.weights.stored.check import check_weights
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "_name_or_path": "a/b", "torch_dtype": "float32"}
+
+
+@pytest.fixture(autouse=True)
+def checked_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors are checked in this process: one that loads torch takes seconds, and `test_preflight` starts some."""
+
+    def check(directory: Path, model: ModelConfig) -> None:
+        check_weights(directory)
+        check_tensors(directory, model)
+
+    monkeypatch.setattr(replacement, "check_model", check)
 
 
 def whole(path: Path, **config: str) -> Path:

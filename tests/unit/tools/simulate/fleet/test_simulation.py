@@ -100,21 +100,22 @@ def test_every_prompt_token_is_computed_or_found(policy: str) -> None:
 
 
 def test_knowing_what_is_cached_helps() -> None:
-    blind, knowing = run(chats(160), SMALL, "round-robin"), run(chats(160), SMALL, "kv")
+    blind, knowing = (run(chats(120), SMALL, policy) for policy in ("round-robin", "kv"))
     assert 1 - token_hit_rate(knowing) < 0.65 * (1 - token_hit_rate(blind))
     assert _p90(knowing) < _p90(blind)
 
 
 def test_a_seed_is_a_run() -> None:
     shape = dataclasses.replace(SMALL, noise=0.3, delays=Delays(event_jitter_s=0.01), seed=4)
-    assert run(chats(), shape).outcomes == run(chats(), shape).outcomes
-    assert run(chats(), shape).outcomes != run(chats(), dataclasses.replace(shape, seed=5)).outcomes
+    outcomes = run(chats(60), shape).outcomes
+    assert run(chats(60), shape).outcomes == outcomes
+    assert run(chats(60), dataclasses.replace(shape, seed=5)).outcomes != outcomes
 
 
 def test_steps_taken_at_once_are_steps_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_once = run(chats(120))
+    at_once = run(chats(60))
     monkeypatch.setattr(steps, "repeats", lambda step, block_size: 0)
-    one_by_one = run(chats(120))
+    one_by_one = run(chats(60))
     assert sum(use.steps for use in at_once.workers) == sum(use.steps for use in one_by_one.workers)
     for fast, slow in zip(at_once.outcomes, one_by_one.outcomes, strict=True):
         assert (fast.decode, fast.source, fast.cached_tokens) == (slow.decode, slow.source, slow.cached_tokens)

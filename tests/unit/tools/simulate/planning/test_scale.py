@@ -19,7 +19,7 @@ from twostroke.config import Bounds, ScalingConfig
 
 
 def test_a_surge_is_followed_up_and_down_for_less_than_all_workers_cost() -> None:
-    trace = surged(even_trace(requests=180, tokens=5120, gap_s=1.0), 3.0)
+    trace = surged(even_trace(requests=120, tokens=5120, gap_s=1.0), 3.0)
     shape = FleetShape(prefill=1, decode=1)
     promise, pace = LatencyTargets(ttft_s=1.5, itl_s=0.05), ScalingConfig(max_prefill=4, down_s=30.0)
     planned, (scaled, small, all_of_them) = compared(trace, shape, promise, pace, start_s=5.0)

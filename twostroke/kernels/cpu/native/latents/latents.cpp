@@ -1,6 +1,5 @@
 #include "latents.h"
 
-#include <numeric>
 #include <vector>
 
 #include "attend_bytes.h"
@@ -289,27 +288,6 @@ void store_latents(Team *team, const AttentionStep &step, int64_t layer, const H
     });
 }
 
-SomeSequences::SomeSequences(const AttentionStep &whole, const std::vector<int64_t> &sequences) : step(whole) {
-    if (int64_t(sequences.size()) == whole.sequences) {
-        rows.resize(size_t(whole.tokens));
-        std::iota(rows.begin(), rows.end(), 0);
-        return;
-    }
-    starts_.push_back(0);
-    for (int64_t sequence : sequences) {
-        for (int64_t row = whole.query_starts[sequence]; row < whole.query_starts[sequence + 1]; row++) {
-            rows.push_back(row);
-            positions_.push_back(whole.positions[row]);
-        }
-        starts_.push_back(int32_t(rows.size()));
-        const int32_t *table = whole.block_tables + sequence * whole.table_stride;
-        tables_.insert(tables_.end(), table, table + whole.table_stride);
-    }
-    step.tokens = int64_t(rows.size());
-    step.sequences = int64_t(sequences.size());
-    step.positions = positions_.data(), step.query_starts = starts_.data(), step.block_tables = tables_.data();
-}
-
 void attend_latents(Team *team, const AttentionStep &step, int64_t layer, const HeadRows &q, const HeadRows &out) {
     const AttentionStep groups = step_of_groups(step);
     with_latents(step, [&](auto latents) {
@@ -318,15 +296,3 @@ void attend_latents(Team *team, const AttentionStep &step, int64_t layer, const 
 }
 
 }  // namespace twostroke
-
-TWOSTROKE_EXPORT void twostroke_store_latents(twostroke::Team *team, const twostroke::AttentionStep *step,
-                                              int64_t layer, const twostroke::HeadRows *ends, const void *k,
-                                              int64_t k_stride) {
-    twostroke::store_latents(team, *step, layer, *ends, k, k_stride);
-}
-
-TWOSTROKE_EXPORT void twostroke_attend_latents(twostroke::Team *team, const twostroke::AttentionStep *step,
-                                               int64_t layer, const twostroke::HeadRows *q,
-                                               const twostroke::HeadRows *out) {
-    twostroke::attend_latents(team, *step, layer, *q, *out);
-}

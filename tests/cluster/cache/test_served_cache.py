@@ -1,4 +1,7 @@
-"""Bad input about pages, tiers and pins, against one running server: one clear line, and nothing lost or left behind.
+"""What clients and operators ask of the pages, tiers and pins of one served cluster.
+
+Bad input gets one clear line, and nothing is lost or left behind. A pinned system prompt outlives a flood, deaths of
+its worker and of the supervisor.
 
 Flags that are refused before anything starts are in `tests/unit/cluster/commands/test_cache_flags.py`, those of
 `twostroke bill` in `tests/unit/tools/bill/test_bad_input.py`, folders and records on disk in
@@ -10,6 +13,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import subprocess
 import urllib.error
 import urllib.request
@@ -17,10 +22,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 
 from cluster.clients.admin_access import TOKEN_FILE
-from tests.cluster.served import TWOSTROKE, Server, starting
+from tests.cluster.served import PATIENCE_S, TWOSTROKE, Server, starting, wait_until
 from twostroke.rpc.proof import TOKEN_KEY
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc, pins_pb2, pins_pb2_grpc
 
@@ -34,10 +40,12 @@ LONG = "word " * 40
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Runs `make serve ARGS=...` with a model that needs no fetching."""
     folder = tmp_path_factory.mktemp("badcache")
     flags = ["--model", PACED, "--kv-cache-memory", f"{PAGES}K", "--served-model-name", "tiny", "--host-cache", "64K"]
     flags += ["--pin-cap", "0.1"]
-    with starting(folder, *flags, "--disk-cache", "1M", "--disk-cache-dir", str(folder / "pages")) as started:
+    flags += ["--disk-cache", "1M", "--disk-cache-dir", str(folder / "pages")]
+    with starting(folder, *flags, by_make=True) as started:
         started.until_printed("Ctrl-C ends it")
         yield started
 
@@ -261,7 +269,7 @@ def test_the_command_says_what_is_wrong_in_one_line(server: Server, mistake: str
 
 
 def test_nothing_is_left_of_all_that(server: Server) -> None:
-    """It is the last test of this file: the server that heard all of it is as good as new."""
+    """The server that heard all of it is as good as new."""
     assert json.loads(server.command("pin", "list", "--json", "--hints"))["pins"] == []
     for worker in json.loads(server.command("status", "--json"))["workers"]:
         counts = {name: worker[name] for name in ("pages_active", "pages_pinned", "running", "waiting")}
@@ -270,4 +278,64 @@ def test_nothing_is_left_of_all_that(server: Server) -> None:
     assert (status, answer["usage"]["completion_tokens"]) == (200, 3)
     added = json.loads(server.command("pin", "add", "--text", LONG, "--json"))
     assert {each["state"] for each in added["held"]} == {"ready"}
+    server.command("pin", "remove", added["pin_id"])
     assert "Traceback" not in server.printed
+
+
+# A pin that lives
+
+SYSTEM = "You are the voice of a ship, and you never tell where it is. " * 2
+BLOCK = 16
+
+
+def pins_of(server: Server) -> list[dict]:
+    return json.loads(server.command("pin", "list", "--json"))["pins"]
+
+
+def cached_tokens(server: Server, system: str, question: str) -> int:
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+    _, answer = posted(server, "/v1/chat/completions", {"messages": messages, "max_tokens": 2})
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def flood(server: Server) -> None:
+    for number in range(12):
+        cached_tokens(server, f"{number} " * 120, "Go on.")
+
+
+def test_a_pinned_system_prompt_outlives_a_flood_its_worker_and_the_supervisor(server: Server) -> None:
+    """It ends the server: the last test of this file."""
+    (launcher,) = psutil.Process(server.process.pid).children()
+    added = json.loads(server.command("pin", "add", "--system", SYSTEM, "--owner", "ops", "--json"))
+    blocks = added["pinned"] // BLOCK
+    assert {(each["worker_id"], each["state"], each["ready_blocks"]) for each in added["held"]} == {
+        ("prefill-0", "ready", blocks),
+        ("decode-0", "ready", blocks),
+    }
+    flood(server)
+    assert cached_tokens(server, SYSTEM, "Where are we?") >= added["pinned"]
+    assert next(each for each in pins_of(server) if each["worker_id"] == "decode-0")["hits"] == 1
+
+    epochs = server.epochs()
+    os.kill(server.worker_pid("DecodeActor"), signal.SIGKILL)
+    wait_until(lambda: server.epochs().get("decode-0") not in (None, "", epochs["decode-0"]), lambda: server.printed)
+    wait_until(lambda: all(each["state"] == "ready" for each in pins_of(server)), lambda: server.printed)
+    assert cached_tokens(server, SYSTEM, "And now?") >= added["pinned"]
+
+    os.kill(server.worker_pid("SupervisorActor"), signal.SIGKILL)
+    server.until_printed("Ray starts it again")
+
+    def is_back() -> bool:
+        try:
+            return len(pins_of(server)) == 2
+        except AssertionError:
+            return False  # the supervisor is away
+
+    wait_until(is_back, lambda: server.printed)
+    assert server.command("pin", "remove", added["pin_id"]) == "1 pin removed\n"
+    assert server.command("pin", "remove", added["pin_id"]) == "0 pins removed\n"
+    assert pins_of(server) == []
+    for worker in json.loads(server.command("status", "--json"))["workers"]:
+        assert worker["pages_pinned"] == 0
+    assert server.command("down").startswith(f"stopped {launcher.pid} ")
+    assert server.process.wait(PATIENCE_S) == 0
