@@ -207,10 +207,9 @@ class RequestOutput:
         Logprobs of the prompt, if there are any, go with the token at position 0.
         """
         choice = prompt.choices[number]
-        if delta.cached_tokens > choice.cached_tokens:
-            choice.cached_tokens = delta.cached_tokens
+        choice.cached_tokens = max(choice.cached_tokens, delta.cached_tokens)
         text = choice.text
-        if text.is_stopped:
+        if choice.text.is_stopped:
             return
         scores = None if position else delta.prompt_logprobs
         if self._is_prompt_only:
