@@ -52,6 +52,8 @@ class TokenizerText:
         self.tokens_end = max(vocabulary.values()) + 1
         """One more than the highest token of a text."""
         self._decoders = _decoder_types(self._tokenizer)
+        self._bytes_of: dict[int, bytes] = {}
+        """The bytes of tokens that outputs have had."""
         self._templates = load_templates(directory)
         shown = self._templates.source if self._templates else ""
         self.formats = OutputFormats.of(shown, output or OutputConfig())
@@ -120,6 +122,13 @@ class TokenizerText:
             return bytes.fromhex(piece[3:5])
         return piece.replace("▁", " ").encode()
 
+    def _known_bytes(self, token: int) -> bytes:
+        """Returns `token_bytes` of a token, and remembers it. No more tokens are remembered than the vocabulary has."""
+        known = self._bytes_of.get(token)
+        if known is None:
+            known = self._bytes_of[token] = self.token_bytes(token)
+        return known
+
     def entry(self, token: int) -> str:
         """Returns a token as the vocabulary writes it; "" for an id that it lacks."""
         written: str | None = self._tokenizer.id_to_token(token)
@@ -146,6 +155,8 @@ class TokenizerText:
         if kept:
             silent = frozenset(token for token in silent if self._added[token] not in kept)
         context = [token for token in prompt[-CONTEXT_TOKENS:] if token not in silent]
+        if self._decoders == {"ByteLevel"}:
+            return ByteDecoder(self._known_bytes, silent, context)
         return RecentTokensDecoder(lambda ids: self.decode(ids, skip_special_tokens=False), silent, context)
 
     def render_chat(self, chat: ChatPrompt) -> str:

@@ -90,8 +90,8 @@ MUTANTS: Final = (
         name="prompts-are-free",
         claim="the tokens of prompts count for the limit of an API key",
         file="router/requests/request_output.py",
-        old="self._client_request.auth.spend(len(parent.request.prompt))",
-        new="self._client_request.auth.spend(0)",
+        old="self._spend(len(parent.request.prompt))",
+        new="self._spend(0)",
         test="tests/unit/router/auth/test_api_keys.py::test_tokens_of_prompt_and_answer_count",
     ),
     Mutant(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from dataclasses import replace
 
@@ -33,6 +34,18 @@ async def test_an_answer_comes_in_order_and_is_not_closed_at_the_worker(fleet, a
     assert list(worker.opens[0].request.prompt) == list(range(100))
     assert worker.opens[0].request_id == "r#0"
     assert worker.opens[0].block_hashes == b"".join(block_hashes_of(range(100), 16))
+
+
+async def test_a_choice_has_two_lines_in_the_log(fleet, ask, caplog):
+    await fleet.add("decode-0")
+    core = await fleet.core()
+    caplog.set_level(logging.INFO)
+    await ask(core).task
+    placed, ended = (each.getMessage() for each in caplog.records if "request=r#0" in each.getMessage())
+    assert placed.startswith("routed request=r#0 attempt=")
+    assert ended.startswith("choice ended request=r#0 outcome=length worker=decode-0 prompt_tokens=100 tokens=")
+    assert " attempts=1 " in ended
+    assert " done=" in ended
 
 
 async def test_choices_come_each_with_its_own_tokens_and_finish(fleet, ask):

@@ -88,6 +88,21 @@ def test_any_bytes_of_a_byte_level_tokenizer_stream_as_they_decode_at_once(data)
     assert "".join([*map(decoder.feed, data), decoder.flush()]) == bytes(data).decode("utf-8", "replace")
 
 
+SILENT = 300
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from([*"aé€😀".encode(), 0xFF, SILENT]), max_size=60), st.sampled_from([b"", b"x", b"\xe2\x82"])
+)
+def test_a_decoder_of_bytes_says_what_the_whole_output_decodes_to_behind_its_prompt(data, prompt):
+    decoder = ByteDecoder(lambda token: bytes([token]), frozenset({SILENT}), prompt)
+    shown = bytes(token for token in data if token != SILENT)
+    begun = b"" if prompt.isascii() else prompt
+    expected = (begun + shown).decode("utf-8", "replace")
+    assert "".join([*map(decoder.feed, data), decoder.flush()]) == expected
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(
