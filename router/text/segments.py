@@ -41,16 +41,15 @@ class Cutter:
     def __init__(self, tokenizer: Tokenizer) -> None:
         added = tokenizer.get_added_tokens_decoder().values()
         raw = [each for each in added if not each.normalized and each.content]
-        self._pattern: re.Pattern[str] | None = None
-        """Matches the added tokens as the tokenizer does, leftmost and longest. None: no text is cut."""
+        self._tokens: AddedTexts | None = None
+        """Finds the added tokens as the tokenizer does. None: no text is cut."""
         self._may_begin = frozenset(each.content for each in raw if _may_begin(each))
         if self._may_begin and _is_piecewise(tokenizer) and not any(each.single_word for each in raw):
-            texts = sorted((each.content for each in raw), key=len, reverse=True)
-            self._pattern = re.compile("|".join(map(re.escape, texts)))
+            self._tokens = AddedTexts([each.content for each in raw])
 
     @property
     def cuts(self) -> bool:
-        return self._pattern is not None
+        return self._tokens is not None
 
     def segments(self, text: str) -> list[str]:
         """Returns the text in parts, each but the first beginning with an added token. Cuts depend on nothing behind
@@ -64,10 +63,52 @@ class Cutter:
         return [*found, text[at:]]
 
     def _places(self, text: str) -> Iterator[int]:
-        if self._pattern is not None:
-            for match in self._pattern.finditer(text):
-                if match[0] in self._may_begin:
-                    yield match.start()
+        if self._tokens is not None:
+            for at, end in self._tokens.places(text):
+                if text[at:end] in self._may_begin:
+                    yield at
+
+
+class _Node(dict[str, "_Node"]):
+    """Beginnings of texts by the character that leads to them."""
+
+    __slots__ = ("is_text",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_text = False
+
+
+class AddedTexts:
+    """Finds texts within another one, leftmost and longest: a tree of their beginnings, as models have thousands.
+
+    At most one step is taken for each character that the longest beginning of a text has, wherever one may begin.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._root = _Node()
+        for text in texts:
+            node = self._root
+            for char in text:
+                node = node.setdefault(char, _Node())
+            node.is_text = True
+        self._first = re.compile(f"[{''.join(map(re.escape, self._root))}]")
+
+    def places(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yields where each text begins and ends."""
+        at = 0
+        while (begin := self._first.search(text, at)) is not None:
+            first = at = begin.start()
+            end = None
+            node = self._root.get(text[at])
+            while node is not None:
+                at += 1
+                if node.is_text:
+                    end = at
+                node = node.get(text[at : at + 1])
+            at = first + 1 if end is None else end
+            if end is not None:
+                yield first, end
 
 
 def pieces_in_segments(pieces: Sequence[Piece]) -> list[list[Piece]]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -12,7 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from router.text import known_text, segments
 from router.text.known_text import KnownText, owner_root
 from router.text.prompts import ChatPrompt
-from router.text.segments import Cutter
+from router.text.segments import AddedTexts, Cutter
 from router.text.tokenizer import TokenizerText
 from tests.prepared_once import DictSegments, compare
 
@@ -224,3 +228,39 @@ def test_a_segment_is_found_only_behind_what_was_before_it() -> None:
         KnownText(b"a", known).tokens([first, "two", "end"], b"text", str.encode, lambda said: list(said.encode()))
     assert known.found == 0
     assert len(known.kept) == 4
+
+
+def steps_of(texts: AddedTexts, text: str) -> int:
+    """Returns how many functions of the interpreter are called to find all places."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, called: object) -> None:
+        nonlocal calls
+        calls += event == "c_call"
+
+    sys.setprofile(count)
+    try:
+        for _ in texts.places(text):
+            pass
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_thousands_of_added_tokens_cost_no_more_steps_than_one_with_as_long_a_beginning() -> None:
+    few = ["<unused1>", "<a>"]
+    many = [*few, *(f"<unused{number}>" for number in range(6000)), *(chr(0x4E00 + place) for place in range(3000))]
+    for text in ("<a" * 500, "<unused" * 500, "<p>The ship <b>of</b> the fleet</p>\n" * 100, "no token " * 500):
+        steps = steps_of(AddedTexts(many), text)
+        assert steps == steps_of(AddedTexts(few), text)
+        assert steps <= 3 * len(text)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_added_tokens_are_found_leftmost_and_longest(seed: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(500):
+        texts = ["".join(draw.choices("ab]^-\\\n", k=draw.randrange(1, 6))) for _ in range(draw.randrange(1, 8))]
+        text = "".join(draw.choices("ab]^-\\\n", k=40))
+        pattern = re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
+        assert list(AddedTexts(texts).places(text)) == [match.span() for match in pattern.finditer(text)]
