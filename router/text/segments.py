@@ -48,6 +48,11 @@ class Cutter:
             self._tokens = AddedTexts([each.content for each in raw])
 
     @property
+    def may_begin(self) -> frozenset[str]:
+        """Added tokens that a segment may begin with."""
+        return self._may_begin
+
+    @property
     def cuts(self) -> bool:
         return self._tokens is not None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -38,7 +38,7 @@ class TokenizerText:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._cutter = Cutter(self._tokenizer)
-        self._ends = _ends_of_texts(self._tokenizer)
+        self._ends = _ends_of_texts(self._tokenizer, self._cutter.may_begin)
         added = self._tokenizer.get_added_tokens_decoder()
         self._added = {token: entry.content for token, entry in added.items()}
         self._special = frozenset(token for token, entry in added.items() if entry.special)
@@ -70,7 +70,7 @@ class TokenizerText:
         """Returns the token ids of a text. `split_special_tokens`: special tokens written in `text` are
         ordinary text. `known`: what need not be tokenized again.
         """
-        ends = self._ends if add_special_tokens else NO_ENDS
+        ends = self._ends
         if not known.may_know(text) or not self._cutter.cuts or split_special_tokens or ends is None:
             return array("I", self._encode(text, adds=add_special_tokens, splits=split_special_tokens))
         tokens = known.tokens(self._cutter.segments(text), b"text", str.encode, self._encode)
@@ -111,13 +111,14 @@ class TokenizerText:
 
     def token_bytes(self, token: int) -> bytes:
         """Returns the bytes that this token stands for; not always whole characters."""
-        if token in self._added:
-            return self._added[token].encode()
-        piece: str | None = self._tokenizer.id_to_token(token)
+        added = self._added.get(token)
+        if added is not None and "ByteLevel" not in self._decoders:
+            return added.encode()
+        piece: str | None = added or self._tokenizer.id_to_token(token)
         if piece is None:
             return b""
         if "ByteLevel" in self._decoders:
-            return b"".join(_BYTE_OF.get(char) or char.encode() for char in piece)
+            return _bytes_of_entry(piece)
         if "ByteFallback" in self._decoders and len(piece) == 6 and piece.startswith("<0x"):
             return bytes.fromhex(piece[3:5])
         return piece.replace("▁", " ").encode()
@@ -238,20 +239,29 @@ def load_text(model_dir: str, output: OutputConfig | None = None) -> Text:
 
 
 Ends = tuple[Sequence[int], Sequence[int]]
-NO_ENDS: Ends = ((), ())
 
 
-def _ends_of_texts(tokenizer: Tokenizer) -> Ends | None:
-    """Returns the tokens that the tokenizer puts before every text and behind it. None: they depend on the text."""
-    found = set[tuple[tuple[int, ...], tuple[int, ...]]]()
-    for probe in ("a", "b c"):
-        plain, whole = (tokenizer.encode(probe, add_special_tokens=adds).ids for adds in (False, True))
-        starts = range(len(whole) - len(plain) + 1)
-        at = next((at for at in starts if whole[at : at + len(plain)] == plain), None)
-        if at is None:
-            return None
-        found.add((tuple(whole[:at]), tuple(whole[at + len(plain) :])))
-    return found.pop() if len(found) == 1 else None
+def _ends_of_texts(tokenizer: Tokenizer, added: Iterable[str]) -> Ends | None:
+    """Returns the tokens that the tokenizer puts before every text and behind it. None: they are not known.
+
+    Texts that begin with one of the `added` tokens show it, as every tokenizer has a token for them.
+    """
+    for token in sorted(added):
+        found = {_ends_of(tokenizer, token, probe) for probe in (token, f"{token}a", f"{token}b c")}
+        if len(found) == 1 and (ends := found.pop()) is not None:
+            return ends
+    return None
+
+
+def _ends_of(tokenizer: Tokenizer, token: str, probe: str) -> Ends | None:
+    """Returns what stands around a text that begins with an added token. None: it is not the only one there."""
+    plain, whole = (tuple(tokenizer.encode(probe, add_special_tokens=adds).ids) for adds in (False, True))
+    first = tokenizer.token_to_id(token)
+    if plain[:1] != (first,) or plain.count(first) != 1 or whole.count(first) != 1:
+        return None
+    at = whole.index(first)
+    end = at + len(plain)
+    return (whole[:at], whole[end:]) if whole[at:end] == plain else None
 
 
 def _written(pieces: Sequence[Piece]) -> bytes:
@@ -278,6 +288,12 @@ def _byte_alphabet() -> dict[str, bytes]:
 
 
 _BYTE_OF = _byte_alphabet()
+
+
+def _bytes_of_entry(piece: str) -> bytes:
+    """Returns what a byte-level entry stands for: text, where one of its characters stands for no byte."""
+    found = [_BYTE_OF.get(char) for char in piece]
+    return piece.encode() if None in found else b"".join(each for each in found if each is not None)
 
 
 def token_text(text: Text, token: int) -> str:

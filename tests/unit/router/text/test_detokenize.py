@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from router.text.detokenize import ByteDecoder, OutputText, RecentTokensDecoder
 from router.text.stop_strings import StopScanner, StopStrings
+from router.text.tokenizer import TokenizerText
 
 PIECES = st.text(alphabet="ab€😀é\n", max_size=24)
 STOPS = st.lists(st.text(alphabet="ab€😀é", min_size=1, max_size=4), max_size=3)
@@ -157,3 +159,17 @@ def test_a_stop_string_counts_from_the_first_token_behind_min_tokens_on() -> Non
     assert not text.is_stopped
     assert text.feed(ord("b")) == ""
     assert text.is_stopped
+
+
+def test_an_entry_that_mixes_alphabets_is_text_in_a_stream_as_in_a_whole_answer(tmp_path: Path) -> None:
+    entries = ["é\uff5c", "Ġé b", "<|x y|>", "你", "café x", "naïve", "Ġ▁"]
+    vocabulary = {entry: place for place, entry in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), *entries])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    added = ["café", "<é x>", "Ġz", "├"]
+    tokenizer.add_tokens([AddedToken(each, normalized=False) for each in added])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    text = TokenizerText(tmp_path)
+    for entry in (*entries, *added):
+        token, decoder = tokenizer.token_to_id(entry), text.decoder([])
+        assert decoder.feed(token) + decoder.flush() == text.decode([token]), entry

@@ -264,3 +264,17 @@ def test_added_tokens_are_found_leftmost_and_longest(seed: int) -> None:
         text = "".join(draw.choices("ab]^-\\\n", k=40))
         pattern = re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
         assert list(AddedTexts(texts).places(text)) == [match.span() for match in pattern.finditer(text)]
+
+
+@pytest.mark.parametrize("single", ["<bos> $A <eos>", "<eos> $A", "<end> $A <end>", "$A $A"])
+def test_texts_are_whole_where_the_vocabulary_has_few_characters(single: str, tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.BPE({char: place for place, char in enumerate("你好世界")}, []))
+    specials = ["<bos>", "<eos>", "<end>"]
+    tokenizer.add_special_tokens([AddedToken(each, normalized=False) for each in specials])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=single, special_tokens=[(each, tokenizer.token_to_id(each)) for each in specials]
+    )
+    text, said = text_of(tokenizer, tmp_path, []), ("你好世界" * 400 + "<end>") * 5
+    for adds in (False, True):
+        made = text.encode(said, add_special_tokens=adds, known=KnownText(b"a", DictSegments()))
+        assert made == text.encode(said, add_special_tokens=adds)
