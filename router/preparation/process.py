@@ -64,8 +64,11 @@ class _RoutersSegments:
         self._new: dict[bytes, array[int]] = {}
 
     def find(self, keys: Sequence[bytes]) -> Sequence[array[int]]:
-        _write(packed(SegmentQuery(b"".join(keys))))
-        said, _ = _read(sys.stdin.buffer) or (None, b"")
+        try:
+            _write(packed(SegmentQuery(b"".join(keys))))
+            said, _ = _read(sys.stdin.buffer) or (None, b"")
+        except MemoryError:  # what is left of the answer would be taken for the next request
+            os.abort()
         if not isinstance(said, Segments):
             raise TypeError("the router did not answer a query")
         tokens, ends = array("I", said.tokens), itertools.accumulate(said.counts)
