@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import collections
+import hashlib
 from dataclasses import dataclass, field
 
 ENTRY_BYTES = 200
 """Bytes of an entry besides its value: its key, and the tables that hold both."""
+
+TENANT_BYTES = 800
+"""Bytes of a tenant besides its entries: its name, and the tables that hold both."""
+
+
+def tenant_digest(tenant: str) -> str:
+    """Returns what a tenant is kept under: as many bytes for every name."""
+    return hashlib.blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 @dataclass(slots=True, eq=False)
@@ -19,7 +28,9 @@ class _Entries:
 
 
 class TenantCache:
-    """A tenant finds no entry of another one, and nobody's entries push out what another has below an equal claim.
+    """Tenants are named by digests, or by other names of a bounded length.
+
+    A tenant finds no entry of another one, and nobody's entries push out what another has below an equal claim.
 
     An entry that does not fit pushes out others in this order: those of a tenant that nobody has asked for while as
     much was put as fits, the tenant's own where it has more than its claim, those of the tenant that has most.
@@ -44,9 +55,12 @@ class TenantCache:
     def put(self, tenant: str, key: bytes, value: bytes) -> None:
         """Keeps the value. One that is larger than all that may be kept is not."""
         size = len(value) + ENTRY_BYTES
-        if size > self._most_bytes:
+        if size + TENANT_BYTES > self._most_bytes:
             return
-        entries = self._tenants.setdefault(tenant, _Entries())
+        entries = self._tenants.get(tenant)
+        if entries is None:
+            entries = self._tenants[tenant] = _Entries()
+            self._add(entries, TENANT_BYTES)
         self._seen(tenant, entries)
         before = entries.values.pop(key, None)
         if before is not None:
@@ -78,3 +92,4 @@ class TenantCache:
         self._add(entries, -len(value) - ENTRY_BYTES)
         if not entries.values:
             del self._tenants[chosen]
+            self.total_bytes -= TENANT_BYTES

@@ -149,8 +149,7 @@ class HttpEndpoints:
         assert isinstance(wanted, AnswerRequest)
         if wanted.removed_part:
             self._handler.metrics.count_removed_part(wanted.removed_part)
-        named = check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER)
-        tenant = auth.tenant_of(named, TENANT_HEADER)
+        tenant = auth.tenant_of(_named_tenant(request), TENANT_HEADER)
         choices, mark = len(wanted.prompts) * wanted.options.n, auth.marks(tenant)
         if token := request.headers.get(LAST_EVENT_ID_HEADER):
             point = _resumed(token, dialect, wanted, choices, mark)
@@ -195,7 +194,7 @@ class HttpEndpoints:
             client=_client_address(request),
             request_id=state.request_id,
             deadline_s=deadline_s,
-            beside=BesideBody(tuple(request.path_params.items()), json_bytes, request.headers.get(TENANT_HEADER, "")),
+            beside=BesideBody(tuple(request.path_params.items()), json_bytes, _named_tenant(request)),
         )
 
     async def _body(self, request: Request) -> bytes:
@@ -249,6 +248,11 @@ def check_content_type(request: Request, *, takes_bytes: bool) -> None:
     media_type = (sent or "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not (takes_bytes and media_type == "application/octet-stream"):
         raise UnsupportedMediaType(f"Content-Type must be application/json, got {(sent or '')[:100]!r}")
+
+
+def _named_tenant(request: Request) -> str:
+    """Returns the tenant that a gateway names. It is checked before anything is kept under it."""
+    return check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER)
 
 
 def _client_address(request: Request) -> str:

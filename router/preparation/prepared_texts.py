@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from router.metrics import RouterMetrics
 from router.preparation.wire import BrokenMessage
 from router.requests.work import PreparationOutcome, SegmentQuery, Segments, Work
-from router.tenant_cache import TenantCache
+from router.tenant_cache import TenantCache, tenant_digest
 from router.text.known_text import KEY_BYTES
 
 TOKEN_BYTES = 4
@@ -26,7 +26,9 @@ class TenantTexts:
 
     def __init__(self, texts: PreparedTexts, tenant: str) -> None:
         self._texts = texts
-        self._tenant = tenant
+        self._tenant = tenant_digest(tenant)
+        self._found: list[bytes] = []
+        """Keys that this request has found: they come before those that it learns."""
 
     def find(self, keys: Sequence[bytes]) -> Sequence[array[int]]:
         """Returns the tokens of the first keys, up to the first one that is not known."""
@@ -42,17 +44,27 @@ class TenantTexts:
         return Segments(b"", tuple(len(each) // TOKEN_BYTES for each in found), b"".join(found))
 
     def learn(self, outcome: PreparationOutcome) -> None:
-        """Keeps what a process has learned. Raises BrokenMessage for what is no list of segments."""
+        """Keeps what a process has learned. Raises BrokenMessage for what is no list of segments.
+
+        A segment is found only behind those before it. So the last ones are kept first: they will go first, too.
+        """
         learned, outcome.learned = outcome.learned, None
-        if learned is None:
-            return
+        if learned is not None:
+            self._keep_all(learned)
+        for key in reversed(self._found):
+            self._texts.cache.get(self._tenant, key)
+
+    def _keep_all(self, learned: Segments) -> None:
         keys, at = _split(learned.keys), 0
         if len(keys) != len(learned.counts) or sum(learned.counts) * TOKEN_BYTES != len(learned.tokens):
             raise BrokenMessage("its segments are not as many as their keys, or as long as their tokens")
+        found = []
         for key, count in zip(keys, learned.counts, strict=True):
             end = at + count * TOKEN_BYTES
-            self._texts.cache.put(self._tenant, key, learned.tokens[at:end])
+            found.append((key, learned.tokens[at:end]))
             at = end
+        for key, tokens in reversed(found):
+            self._texts.cache.put(self._tenant, key, tokens)
         self._texts.count_kept()
 
     def _values(self, keys: Sequence[bytes]) -> list[bytes]:
@@ -62,6 +74,7 @@ class TenantTexts:
             if value is None:
                 break
             found.append(value)
+        self._found += keys[: len(found)]
         self._texts.count_found(sum(map(len, found)) // TOKEN_BYTES)
         return found
 

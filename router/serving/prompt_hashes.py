@@ -7,7 +7,7 @@ import hashlib
 import secrets
 
 from router.metrics import RouterMetrics
-from router.tenant_cache import TenantCache
+from router.tenant_cache import TenantCache, tenant_digest
 from twostroke.base.ids import BlockHash
 from twostroke.kv_cache.block import HASH_BYTES, extend_packed_hashes, packed_tokens
 from twostroke.request import GenerateRequest
@@ -41,20 +41,20 @@ class PromptHasher:
         spans = len(packed) // span_bytes if self._keeps else 0
         hashes: list[BlockHash] = []
         reused, done = 0, 0
-        key = self._root(request, block_size)
+        key, tenant = self._root(request, block_size), tenant_digest(request.hint_tenant)
         for start in range(0, spans * span_bytes, span_bytes):
             span = packed[start : start + span_bytes]
             key = hashlib.blake2b(span, digest_size=HASH_BYTES, key=key).digest()
-            known = self._known.get(request.hint_tenant, key)
+            known = self._known.get(tenant, key)
+            done += SPAN_BLOCKS
+            if done % HASHED_BLOCKS == 0:
+                await asyncio.sleep(0)
             if known is not None:
                 reused += SPAN_BLOCKS
                 hashes += (BlockHash(known[at : at + HASH_BYTES]) for at in range(0, len(known), HASH_BYTES))
                 continue
             extend_packed_hashes(hashes, span, block_size, request.salt, request.public_blocks)
-            self._known.put(request.hint_tenant, key, b"".join(hashes[-SPAN_BLOCKS:]))
-            done += SPAN_BLOCKS
-            if done % HASHED_BLOCKS == 0:
-                await asyncio.sleep(0)
+            self._known.put(tenant, key, b"".join(hashes[-SPAN_BLOCKS:]))
         self._reused.inc(reused)
         await self._rest(hashes, packed, request, block_size)
         return tuple(hashes)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from router.tenant_cache import ENTRY_BYTES, TenantCache
+from router.tenant_cache import ENTRY_BYTES, TENANT_BYTES, TenantCache, tenant_digest
 
 
 def key(number: int) -> bytes:
@@ -23,7 +23,7 @@ def test_a_tenant_finds_what_it_has_put_and_nothing_of_another() -> None:
 
 
 def test_the_least_recently_used_entry_of_a_tenant_goes_first() -> None:
-    cache = TenantCache(3 * (ENTRY_BYTES + 10))
+    cache = TenantCache(TENANT_BYTES + 3 * (ENTRY_BYTES + 10))
     for number in range(3):
         cache.put("a", key(number), b"." * 10)
     assert cache.get("a", key(0)) is not None
@@ -32,7 +32,7 @@ def test_the_least_recently_used_entry_of_a_tenant_goes_first() -> None:
 
 
 def test_a_flood_of_one_tenant_leaves_another_its_equal_claim() -> None:
-    cache = TenantCache(10 * (ENTRY_BYTES + 10))
+    cache = TenantCache(2 * TENANT_BYTES + 10 * (ENTRY_BYTES + 10))
     for number in range(5):
         cache.put("quiet", key(number), b"." * 10)
     for number in range(1_000):
@@ -42,7 +42,7 @@ def test_a_flood_of_one_tenant_leaves_another_its_equal_claim() -> None:
 
 
 def test_a_tenant_that_comes_later_gets_its_claim_from_the_one_that_has_most() -> None:
-    cache = TenantCache(10 * (ENTRY_BYTES + 10))
+    cache = TenantCache(2 * TENANT_BYTES + 10 * (ENTRY_BYTES + 10))
     for number in range(10):
         cache.put("early", key(number), b"." * 10)
     for number in range(5):
@@ -51,7 +51,7 @@ def test_a_tenant_that_comes_later_gets_its_claim_from_the_one_that_has_most() -
 
 
 def test_tenants_that_are_gone_take_no_room_for_ever() -> None:
-    cache = TenantCache(10 * (ENTRY_BYTES + 10))
+    cache = TenantCache(2 * TENANT_BYTES + 10 * (ENTRY_BYTES + 10))
     for tenant in range(10):
         cache.put(f"gone {tenant}", key(0), b"." * 10)
     for number in range(40):
@@ -78,4 +78,12 @@ def test_random_histories_stay_within_the_bound_and_never_find_another_value(see
         else:
             assert cache.get(tenant, name) in (None, said.get((tenant, name)))
         held = [len(value) + ENTRY_BYTES for each in cache._tenants.values() for value in each.values.values()]
-        assert cache.total_bytes == sum(held) <= 5_000
+        assert cache.total_bytes == sum(held) + TENANT_BYTES * len(cache._tenants) <= 5_000
+
+
+def test_tenants_count_themselves_and_long_names_take_no_more_than_short_ones() -> None:
+    assert len({len(tenant_digest(name)) for name in ("", "a", "n" * 60_000)}) == 1
+    cache = TenantCache(20 * (TENANT_BYTES + ENTRY_BYTES + 10))
+    for tenant in range(1_000):
+        cache.put(tenant_digest(str(tenant)), key(0), b"." * 10)
+    assert len(cache._tenants) <= 20

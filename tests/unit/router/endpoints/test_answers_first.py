@@ -13,6 +13,8 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from router.endpoints.app import AnswersFirst
+from router.requests.work import Work
+from tests.inline_preparer import InlinePreparer
 from tests.unit.router.conftest import Frontend
 
 
@@ -59,3 +61,17 @@ async def test_a_streamed_answer_needs_no_task_but_that_of_its_connection(fronte
         loop.set_task_factory(None)
     assert [name for name in names if name.startswith("Exchange")] == ["Exchange.run"]
     assert not [name for name in names if "answer" in name or "Answer" in name]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens"]
+)
+async def test_a_tenants_name_is_checked_before_a_request_is_prepared(
+    frontend: Frontend, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[Work] = []
+    monkeypatch.setattr(InlinePreparer, "prepare", lambda preparer, work, tenant: prepared.append(work))
+    answer = await frontend.http.post(path, json={"prompt": "a"}, headers={"x-tenant-id": "n" * 60_000})
+    assert answer.status_code == 400
+    assert "x-tenant-id" in answer.text
+    assert not prepared

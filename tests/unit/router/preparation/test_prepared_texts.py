@@ -18,6 +18,7 @@ from router.preparation.prepared_texts import PreparedTexts
 from router.preparation.preparer import INLINE_BYTES, SMALL_BYTES, ProcessPreparer
 from router.preparation.wire import BrokenMessage
 from router.requests.work import PreparationOutcome, SegmentQuery, Segments, Work
+from router.tenant_cache import ENTRY_BYTES, TENANT_BYTES
 from router.text.tokenizer import ByteText, load_text
 from tests.unit.router.conftest import FACTS
 from twostroke.base.errors import InvalidRequest
@@ -115,3 +116,17 @@ def test_tokens_beyond_the_vocabulary_are_refused_also_where_the_tokenizer_has_m
         work = Work("/v1/completions", json.dumps({"prompt": prompt}).encode(), "toy", few)
         refused = prepare(work, ByteText()).error
         assert refused is None if error is None else isinstance(refused, error)
+
+
+def test_a_chain_that_does_not_fit_keeps_its_beginning() -> None:
+    texts = PreparedTexts(10 * (ENTRY_BYTES + 4) + TENANT_BYTES, RouterMetrics())
+    chains = [[b"%8d%8d" % (chain, place) for place in range(8)] for chain in range(2)]
+    for chain in (*chains, *chains):
+        known = texts.known_to(Work("tokenize", b"", "toy", FACTS, tenant="a"))
+        assert known is not None
+        new = chain[len(known.find(chain)) :]
+        known.learn(PreparationOutcome(learned=Segments(b"".join(new), (1,) * len(new), bytes(4 * len(new)))))
+    known = texts.known_to(Work("tokenize", b"", "toy", FACTS, tenant="a"))
+    assert known is not None
+    assert len(known.find(chains[1])) == 8
+    assert len(known.find(chains[0])) == 2
