@@ -21,8 +21,8 @@ class BesideBody:
 
     path_fields: tuple[tuple[str, str], ...] = ()
     json_bytes: int | None = None
-    tenant: str = ""
-    """The one that a gateway names, where no API key does."""
+    tenant: str | None = ""
+    """The one that a gateway names, where no API key does. None: it is not known yet, and no text is kept."""
 
 
 NOTHING_BESIDE = BesideBody()
