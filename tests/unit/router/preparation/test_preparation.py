@@ -18,7 +18,7 @@ import pytest
 
 from router.endpoints.app import build_http_app
 from router.metrics import RouterMetrics
-from router.preparation import preparer, work_process
+from router.preparation import preparer, process, work_process
 from router.preparation.prepare import prepare
 from router.preparation.prepared_texts import PreparedTexts
 from router.preparation.preparer import ProcessPreparer
@@ -373,3 +373,20 @@ async def test_what_is_nested_too_deeply_for_a_reply_is_refused_where_it_is_read
                 got = await http.post("/v1/responses", content=body, headers={"content-type": "application/json"})
                 statuses.append(got.status_code)
     assert (statuses[0], statuses[-1], set(statuses)) == (200, 400, {200, 400})
+
+
+def test_a_process_without_memory_for_an_answer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    class HasEndedError(Exception):
+        pass
+
+    def end() -> None:
+        raise HasEndedError
+
+    def read(stream: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(process, "_write", lambda said: None)
+    monkeypatch.setattr(process, "_read", read)
+    monkeypatch.setattr(process.os, "abort", end)
+    with pytest.raises(HasEndedError):
+        process._RoutersSegments().find([b"k" * 16])
