@@ -88,7 +88,7 @@ class PreparedTexts:
         self._hits = metrics.counter("text_cache_hits", "Long texts whose beginning the router had tokenized before.")
         self._misses = metrics.counter("text_cache_misses", "Long texts whose beginning the router did not know.")
         self._tokens = metrics.counter("text_cache_tokens", "Tokens of prompts that were not tokenized again.")
-        self._bytes = metrics.gauge("text_cache_bytes", "Bytes that the router keeps of texts that it has tokenized.")
+        self._bytes = metrics.gauge("text_cache_bytes", "Bytes of tokens that the router keeps of earlier texts.")
 
     def known_to(self, work: Work) -> TenantTexts | None:
         return None if work.tenant is None or not self._keeps else TenantTexts(self, work.tenant)

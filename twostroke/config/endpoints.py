@@ -49,8 +49,8 @@ class EndpointsConfig(Settings):
         section="routers",
         least=0,
         unit="BYTES",
-        help="what a router keeps of the tokens and block hashes of earlier prompts, so that a chat's next turn costs "
-        "what is new in it; 0 keeps nothing",
+        help="what a router keeps of the tokens of earlier prompts, so that a chat's next turn costs "
+        "what is new in it; hashes take up to a fifth more beside it; 0 keeps nothing",
     )
     max_connections: int = setting(
         4096,
