@@ -28,7 +28,7 @@ class TenantTexts:
         self._texts = texts
         self._tenant = tenant_digest(tenant)
         self._found: list[bytes] = []
-        """Keys that this request has found: they come before those that it learns."""
+        """Keys that this request has found or kept, from the beginnings of its texts on."""
 
     def find(self, keys: Sequence[bytes]) -> Sequence[array[int]]:
         """Returns the tokens of the first keys, up to the first one that is not known."""
@@ -36,6 +36,7 @@ class TenantTexts:
 
     def keep(self, key: bytes, tokens: array[int]) -> None:
         self._texts.cache.put(self._tenant, key, tokens.tobytes())
+        self._found.append(key)
         self._texts.count_kept()
 
     def answer(self, query: SegmentQuery) -> Segments:

@@ -74,7 +74,10 @@ class ProcessPreparer:
     async def prepare(self, work: Work, tenant: str) -> PreparationOutcome:
         work, known = self._texts.keyed(work), self._texts.known_to(work)
         if len(work.body) <= INLINE_BYTES:
-            return prepare(work, self.text, known)
+            outcome = prepare(work, self.text, known)
+            if known is not None:
+                known.learn(outcome)
+            return outcome
         process = self._small if len(work.body) <= SMALL_BYTES else self._large
         return await process.prepare(work, tenant, known)
 

@@ -118,14 +118,18 @@ def test_tokens_beyond_the_vocabulary_are_refused_also_where_the_tokenizer_has_m
         assert refused is None if error is None else isinstance(refused, error)
 
 
-def test_a_chain_that_does_not_fit_keeps_its_beginning() -> None:
+@pytest.mark.parametrize("by_process", [True, False])
+def test_a_chain_that_does_not_fit_keeps_its_beginning(by_process: bool) -> None:
     texts = PreparedTexts(10 * (ENTRY_BYTES + 4) + TENANT_BYTES, RouterMetrics())
     chains = [[b"%8d%8d" % (chain, place) for place in range(8)] for chain in range(2)]
     for chain in (*chains, *chains):
         known = texts.known_to(Work("tokenize", b"", "toy", FACTS, tenant="a"))
         assert known is not None
         new = chain[len(known.find(chain)) :]
-        known.learn(PreparationOutcome(learned=Segments(b"".join(new), (1,) * len(new), bytes(4 * len(new)))))
+        learned = Segments(b"".join(new), (1,) * len(new), bytes(4 * len(new)))
+        for key in () if by_process else new:
+            known.keep(key, array("I", [0]))
+        known.learn(PreparationOutcome(learned=learned if by_process else None))
     known = texts.known_to(Work("tokenize", b"", "toy", FACTS, tenant="a"))
     assert known is not None
     assert len(known.find(chains[1])) == 8
