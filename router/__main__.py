@@ -20,6 +20,7 @@ from typing import Any
 
 from router.branches import BRANCHES, NAMED_MODELS
 from router.metrics import RouterMetrics
+from router.preparation.prepared_texts import PreparedTexts
 from router.preparation.preparer import ProcessPreparer
 from router.server import RouterServer
 from router.serving.dispatcher import RouterCore
@@ -43,7 +44,8 @@ async def serve(config: RouterConfig) -> None:
     metrics = RouterMetrics()
     with one_text(config.model_dir):
         core = RouterCore(config, metrics, NAMED_MODELS)
-        preparer = ProcessPreparer(load_text(config.model_dir, config.output), config.model_dir)
+        texts = PreparedTexts(config.endpoints.text_cache_bytes, metrics)
+        preparer = ProcessPreparer(load_text(config.model_dir, config.output), config.model_dir, texts)
     configure_logging(core.router_id, owns_files=config.owns_log_file)
     server = RouterServer(
         config,

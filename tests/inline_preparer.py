@@ -6,7 +6,9 @@ import asyncio
 
 from llguidance import LLTokenizer
 
+from router.metrics import RouterMetrics
 from router.preparation.prepare import prepare
+from router.preparation.prepared_texts import PreparedTexts
 from router.preparation.wire import packed, unpacked
 from router.requests.work import PreparationOutcome, Work
 from router.text.structured.compile import compile_output
@@ -20,15 +22,17 @@ class InlinePreparer:
     Outcomes are packed and read again, as if a process had made them.
     """
 
-    def __init__(self, text: Text) -> None:
+    def __init__(self, text: Text, metrics: RouterMetrics | None = None) -> None:
         self.text = text
+        self.texts = PreparedTexts(1 << 20, metrics or RouterMetrics())
         self.compilations = 0
         self.compiled_for: list[str] = []
         """The tenant of each compilation."""
 
     async def prepare(self, work: Work, tenant: str) -> PreparationOutcome:
         del tenant
-        return unpacked(packed(prepare(work, self.text)), PreparationOutcome)
+        work, known = self.texts.keyed(work), self.texts.known_to(work)
+        return unpacked(packed(prepare(work, self.text, known)), PreparationOutcome)
 
     async def compile(self, output: StructuredOutput, tenant: str) -> PreparationOutcome:
         self.compiled_for.append(tenant)

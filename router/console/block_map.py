@@ -10,7 +10,7 @@ from typing import Any
 from router.auth.auth import AuthContext
 from router.requests.params import check_request_id, check_salt
 from router.requests.request_handler import RequestHandler
-from router.serving.dispatcher import HASHED_TOKENS
+from router.serving.prompt_hashes import HASHED_BLOCKS
 from twostroke.base.errors import InvalidRequest
 from twostroke.base.ids import BlockHash, WorkerId
 from twostroke.kv_cache.block import extend_hashes, owner_salt
@@ -66,7 +66,8 @@ async def blocks_of(handler: RequestHandler, fields: dict[str, Any], auth: AuthC
 async def _hashed(tokens: Sequence[int], block_size: int, salt: bytes, public_blocks: int) -> list[BlockHash]:
     """Returns the hashes of all full blocks. Requests are served between its parts."""
     hashes: list[BlockHash] = []
-    for end in range(HASHED_TOKENS, len(tokens) + HASHED_TOKENS, HASHED_TOKENS):
+    step = HASHED_BLOCKS * block_size
+    for end in range(step, len(tokens) + step, step):
         if hashes:
             await asyncio.sleep(0)
         extend_hashes(hashes, tokens[:end], block_size, salt, public_blocks)

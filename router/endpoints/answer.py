@@ -6,23 +6,19 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from router.dialects.reply import JSON_LENGTH_HEADER, ErrorForm, Json, JsonWithBytes, Reply
 from router.endpoints.errors import error_response
-from router.http_server.exchange import WRITE_PART, Exchange
+from router.http_server.exchange import EXCHANGE, Exchange
 from router.requests.client_request import ClientRequest
 from router.requests.request_handler import RequestHandler
 from router.requests.resume import with_pulse
 from router.text.output.events import TextEvent, WholeOutput
-from twostroke.base.errors import Cancelled, Draining, ServeError
-
-Value = TypeVar("Value")
+from twostroke.base.errors import Draining, ServeError
 
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -34,27 +30,8 @@ _SSE_HEADERS = [
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-async def until_disconnect(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
-    """Returns what `work` returns. If the client disconnects, `work` is cancelled and Cancelled is raised."""
-    worker = await _watched(_outcome(work), request.receive)
-    if worker.cancelled():
-        raise Cancelled("the client went away before its request was read")
-    value, error = worker.result()
-    if error is not None:
-        raise error
-    return value
-
-
-async def _outcome(work: Coroutine[Any, Any, Any]) -> tuple[Any, ServeError | None]:
-    """Returns the error instead of raising it, because a group of tasks would wrap it."""
-    try:
-        return await work, None
-    except ServeError as error:
-        return None, error
-
-
-class AnswerResponse(Response):
-    """Runs the request while its client listens.
+class AnswerResponse:
+    """An ASGI application that runs one request and writes its answer. It is cancelled when its client leaves.
 
     Status and headers wait for the first event, so that a request that fails before its first token gets the status of
     its failure.
@@ -70,7 +47,6 @@ class AnswerResponse(Response):
         stream: bool,
     ) -> None:
         """`reply` makes one: a whole answer may begin anew, into another reply."""
-        super().__init__()
         self._errors = errors
         self._handler = handler
         self._request = request
@@ -79,7 +55,7 @@ class AnswerResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answering = self._send_stream if self._stream else self._send_body
-        await _watched(answering(scope, receive, send), receive)
+        await answering(scope, receive, send)
 
     async def _send_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         response: Response
@@ -99,7 +75,7 @@ class AnswerResponse(Response):
 
     async def _send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = self._new_reply()
-        events = _EventStream(reply, send, scope.get("extensions", {}).get(WRITE_PART))
+        events = _EventStream(reply, send, scope.get("extensions", {}).get(EXCHANGE))
         try:
             work = self._handler.answer(self._request, events)
             if self._request.is_resumable:
@@ -184,18 +160,3 @@ def _response(body: Json | JsonWithBytes, encode: Callable[[Json], str]) -> Resp
 def _encoded_in_pieces(body: Json) -> str:
     """Encodes so that others run between: Python's lock is not given up within one call of json's C code."""
     return "".join(_ENCODER.iterencode(body))
-
-
-async def _watched(work: Coroutine[Any, Any, Value], receive: Receive) -> asyncio.Task[Value]:
-    """Returns once `work` is done, or cancelled because the client went away."""
-
-    async def cancel_on_disconnect() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        worker.cancel()
-
-    async with asyncio.TaskGroup() as group:
-        worker = group.create_task(work)
-        watcher = group.create_task(cancel_on_disconnect())
-        worker.add_done_callback(lambda _: watcher.cancel())
-    return worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,21 +15,24 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.auth.auth import Authenticator, Mark, NoAuthentication
 from router.dialects.reply import JSON_LENGTH_HEADER, ErrorForm, Reply
 from router.dialects.table import DIALECTS, Dialect, error_form_at
-from router.endpoints.answer import AnswerResponse, until_disconnect
+from router.endpoints.answer import AnswerResponse
 from router.endpoints.errors import error_response
 from router.endpoints.health_pages import HEALTH_PATHS, INDEX, HealthPages, with_index
 from router.endpoints.middleware import Authentication
 from router.endpoints.models import ModelPages
 from router.endpoints.openapi import OPENAPI_PATH, ClientPage, OpenApiPage, OperatorCall
+from router.http_server.exchange import EXCHANGE
 from router.json_body import as_number
 from router.requests.client_request import AnswerRequest, ClientRequest, check_timeout
 from router.requests.params import check_request_id
 from router.requests.request_handler import RequestHandler
 from router.requests.resume import SentProgress, StreamPoint, Untold
+from router.requests.work import BesideBody
 from twostroke.base import client_text
 from twostroke.base.errors import (
     Cancelled,
@@ -60,7 +63,8 @@ OPEN_PATHS = HEALTH_PATHS | {"/metrics", INDEX, OPENAPI_PATH}
 """Paths that take no key. Metrics are among them only where they have no port of their own. The description of the
 endpoints says nothing of the cluster."""
 
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request], Awaitable[ASGIApp]]
+"""Returns what writes the response."""
 
 
 def build_http_app(
@@ -73,13 +77,14 @@ def build_http_app(
     pages: Sequence[ClientPage] = (),
     operators: Sequence[OperatorCall] = (),
     further: Sequence[Route] = (),
-) -> Starlette:
+) -> ASGIApp:
     """Builds the HTTP application. `outer` sees every request first. `pages` are those of branches, `operators` calls
     that take the cluster's token, `further` other routes than those of clients.
     """
     endpoints, models = HttpEndpoints(handler, max_body_bytes), ModelPages(handler)
+    answers = {each.path: _funnel(partial(endpoints.answer, each)) for each in DIALECTS}
     clients = [
-        *(Route(each.path, _funnel(partial(endpoints.answer, each)), methods=["POST"]) for each in DIALECTS),
+        *(Route(path, answer, methods=["POST"]) for path, answer in answers.items()),
         Route("/v1/responses/input_tokens", _funnel(partial(endpoints.prepared, "input_tokens")), methods=["POST"]),
         Route("/v1/responses/{response:path}", _funnel(stored_response), methods=["GET", "POST", "DELETE"]),
         Route("/v1/models", _funnel(models.all), methods=["GET"]),
@@ -94,18 +99,33 @@ def build_http_app(
     takes_keys = authenticator is not None and authenticator.takes_keys
     open_paths = OPEN_PATHS.union(each.path for each in pages if each.is_open)
     openapi = OpenApiPage(clients, open_paths, operators, takes_keys=takes_keys)
-    return Starlette(
-        routes=with_index([*clients, openapi.route(), *further]),
-        middleware=[
-            *outer,
-            Middleware(
-                Authentication,
-                authenticator=authenticator or NoAuthentication(),
-                open_paths=open_paths.union(each.path for each in operators),
-            ),
-        ],
-        exception_handlers={HTTPException: _http_error},
+    pages_app = Starlette(
+        routes=with_index([*clients, openapi.route(), *further]), exception_handlers={HTTPException: _http_error}
     )
+    app: ASGIApp = Authentication(
+        AnswersFirst(answers, pages_app),
+        authenticator=authenticator or NoAuthentication(),
+        open_paths=open_paths.union(each.path for each in operators),
+    )
+    for wrapped in reversed(outer):
+        app = wrapped.cls(app, *wrapped.args, **wrapped.kwargs)
+    return app
+
+
+class AnswersFirst:
+    """Calls what answers a POST to a path by one look at a table. Everything else goes to `others`."""
+
+    def __init__(self, answers: Mapping[str, Handler], others: ASGIApp) -> None:
+        """Paths of `answers` that have parameters are left to `others`."""
+        self._answers = {path: answer for path, answer in answers.items() if "{" not in path}
+        self._others = others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._answers:
+            await self._others(scope, receive, send)
+            return
+        respond = await self._answers[scope["path"]](Request(scope, receive, send))
+        await respond(scope, receive, send)
 
 
 class HttpEndpoints:
@@ -116,12 +136,12 @@ class HttpEndpoints:
     async def prepared(self, kind: str, request: Request) -> Response:
         """Answers a request that needs only preparation."""
         check_content_type(request, takes_bytes=False)
-        body = await self._prepare(request, kind, await read_body(request, self._max_body_bytes))
+        body = await self._prepare(request, kind, await self._body(request))
         return Response(body, media_type="application/json")
 
-    async def answer(self, dialect: Dialect, request: Request) -> Response:
+    async def answer(self, dialect: Dialect, request: Request) -> ASGIApp:
         check_content_type(request, takes_bytes=dialect.takes_bytes)
-        body, auth = await read_body(request, self._max_body_bytes), request.state.auth
+        body, auth = await self._body(request), request.state.auth
         received_s, received_at_s = time.monotonic(), time.time()
         deadline_s = _deadline(_header_timeout_s(request), received_at_s)
         json_bytes = _json_length(request, len(body)) if dialect.takes_bytes else None
@@ -129,8 +149,7 @@ class HttpEndpoints:
         assert isinstance(wanted, AnswerRequest)
         if wanted.removed_part:
             self._handler.metrics.count_removed_part(wanted.removed_part)
-        named = check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER)
-        tenant = auth.tenant_of(named, TENANT_HEADER)
+        tenant = auth.tenant_of(_named_tenant(request), TENANT_HEADER)
         choices, mark = len(wanted.prompts) * wanted.options.n, auth.marks(tenant)
         if token := request.headers.get(LAST_EVENT_ID_HEADER):
             point = _resumed(token, dialect, wanted, choices, mark)
@@ -168,17 +187,23 @@ class HttpEndpoints:
         json_bytes: int | None = None,
     ) -> Any:
         state = request.state
-        preparing = self._handler.prepare(
+        return await self._handler.prepare(
             kind,
             body,
             state.auth,
             client=_client_address(request),
             request_id=state.request_id,
             deadline_s=deadline_s,
-            path_fields=tuple(request.path_params.items()),
-            json_bytes=json_bytes,
+            beside=BesideBody(tuple(request.path_params.items()), json_bytes, _named_tenant(request)),
         )
-        return await until_disconnect(request, preparing)
+
+    async def _body(self, request: Request) -> bytes:
+        """Returns the whole body. What follows is cancelled when the client leaves."""
+        body = await read_body(request, self._max_body_bytes)
+        exchange = request.scope.get("extensions", {}).get(EXCHANGE)
+        if exchange is not None:
+            exchange.end_with_client()
+        return body
 
 
 async def read_body(request: Request, most_bytes: int) -> bytes:
@@ -223,6 +248,11 @@ def check_content_type(request: Request, *, takes_bytes: bool) -> None:
     media_type = (sent or "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not (takes_bytes and media_type == "application/octet-stream"):
         raise UnsupportedMediaType(f"Content-Type must be application/json, got {(sent or '')[:100]!r}")
+
+
+def _named_tenant(request: Request) -> str:
+    """Returns the tenant that a gateway names. It is checked before anything is kept under it."""
+    return check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER)
 
 
 def _client_address(request: Request) -> str:
@@ -282,7 +312,7 @@ def _deadline(timeout_s: float | None, received_at_s: float) -> float | None:
 def _funnel(handler: Handler) -> Handler:
     """Turns errors into bodies of the path's dialect (`AnswerResponse` does so for running requests)."""
 
-    async def funnelled(request: Request) -> Response:
+    async def funnelled(request: Request) -> ASGIApp:
         try:
             return await handler(request)
         except ServeError as error:

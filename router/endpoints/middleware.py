@@ -11,7 +11,7 @@ import ipaddress
 import uuid
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -67,8 +67,9 @@ class Authentication:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers[REQUEST_ID_HEADER] = headers[ANTHROPIC_ID_HEADER] = request_id
+                shown_id = request_id.encode("latin-1")
+                ids = (REQUEST_ID_HEADER.encode(), shown_id), (ANTHROPIC_ID_HEADER.encode(), shown_id)
+                message = {**message, "headers": [*message.get("headers", ()), *ids]}
             await send(message)
 
         try:

@@ -179,11 +179,13 @@ class WorkerLink:
             await self._attach(stream)
 
     async def _until_up(self) -> None:
-        try:
-            async with asyncio.timeout(OPEN_TIMEOUT_S):
-                await self._up.wait()
-        except TimeoutError:
-            raise PeerLost(f"decode worker {self.worker_id} began no token stream within {OPEN_TIMEOUT_S} s") from None
+        if not self._up.is_set():
+            try:
+                async with asyncio.timeout(OPEN_TIMEOUT_S):
+                    await self._up.wait()
+            except TimeoutError:
+                said = f"decode worker {self.worker_id} began no token stream within {OPEN_TIMEOUT_S} s"
+                raise PeerLost(said) from None
         if self.lost is not None:
             raise self.lost
 

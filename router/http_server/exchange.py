@@ -8,7 +8,7 @@ import logging
 import re
 import urllib.parse
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import httptools
 from starlette.types import ASGIApp, Message, Scope
@@ -33,8 +33,9 @@ _BAD_NAME = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\"]')
 _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _NO_BODY = (204, 304)
 
-WRITE_PART = "twostroke.write_part"
-"""Name of the ASGI extension, an `Exchange`, which writes parts of a streamed body without passing the middleware."""
+EXCHANGE = "twostroke.exchange"
+"""Name of the ASGI extension, an `Exchange`. It writes parts of a streamed body without passing the middleware, and
+ends the application's task with its client."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -118,6 +119,8 @@ class Exchange:
         self._state = state
         self._body = bytearray()
         self._changed = asyncio.Event()
+        self._ends_with_client: asyncio.Task[Any] | None = None
+        """The application's task, where it does not ask whether the client is still there."""
         self._head = b""
         """Status line and headers, which leave together with the first part of the body."""
         self._is_chunked = False
@@ -141,10 +144,18 @@ class Exchange:
         """Called when the client is gone."""
         self.is_gone = True
         self._changed.set()
+        if self._ends_with_client is not None:
+            self._ends_with_client.cancel()
+
+    def end_with_client(self) -> None:
+        """From now on the calling task is cancelled when the client leaves, also where it has left already."""
+        self._ends_with_client = asyncio.current_task()
+        if self.is_gone and self._ends_with_client is not None:
+            self._ends_with_client.cancel()
 
     async def run(self, app: ASGIApp) -> None:
         try:
-            await app({**self.scope, "extensions": {WRITE_PART: self}}, self.receive, self.send)
+            await app({**self.scope, "extensions": {EXCHANGE: self}}, self.receive, self.send)
         except asyncio.CancelledError:
             self._abort_unless_complete()
             raise

@@ -20,6 +20,7 @@ from router.requests.client_request import ClientRequest
 from router.requests.params import MAX_REQUEST_ID_CHARS, check_request_id
 from router.requests.request_handler import RequestHandler
 from router.requests.resume import StreamPoint
+from router.requests.work import BesideBody
 from router.text.output.events import TextEvent, WholeOutput
 from twostroke.base.errors import (
     DeadlineExceeded,
@@ -169,9 +170,15 @@ class _Parts:
 
 
 async def _prepared(handler: RequestHandler, raw: bytes, auth: AuthContext, context: Context) -> KServeRequest:
-    wanted = await handler.prepare(KIND, raw, auth, client=client_address(context))
+    beside = BesideBody(tenant=_named_tenant(context))
+    wanted = await handler.prepare(KIND, raw, auth, client=client_address(context), beside=beside)
     assert isinstance(wanted, KServeRequest)
     return wanted
+
+
+def _named_tenant(context: Context) -> str:
+    """Returns the tenant that a gateway names. It is checked before anything is kept under it."""
+    return check_request_id(shown_metadata(context, TENANT_KEY), TENANT_KEY)
 
 
 def _reply(handler: RequestHandler, wanted: KServeRequest) -> InferReply:
@@ -179,7 +186,7 @@ def _reply(handler: RequestHandler, wanted: KServeRequest) -> InferReply:
 
 
 def _client_request(wanted: KServeRequest, auth: AuthContext, context: Context, received_s: float) -> ClientRequest:
-    tenant = auth.tenant_of(check_request_id(shown_metadata(context, TENANT_KEY), TENANT_KEY), TENANT_KEY)
+    tenant = auth.tenant_of(_named_tenant(context), TENANT_KEY)
     limits_s = [limit_s for limit_s in (context.time_remaining(), wanted.timeout_s) if limit_s is not None]
     return ClientRequest(
         body=wanted,

@@ -27,12 +27,14 @@ from router.requests.params import (
     check_length,
     check_model,
     check_prompt,
+    check_prompt_length,
     check_text_length,
     check_token_ids,
 )
 from router.requests.work import PreparationOutcome, Work
 from router.text.cache_hints import TokenHint
 from router.text.infill import infill_ends, infill_text
+from router.text.known_text import KnownSegments, KnownText, owner_root
 from router.text.output.grammars.answers import answer_grammar, unmarked_calls
 from router.text.output.output_formats import REASONING_BY_NAME
 from router.text.output.parsing import Parsing, callable_tools
@@ -51,11 +53,14 @@ OPENING_TOKENS = 16
 """Tokens of a prompt's end among which a mark that begins the reasoning is looked for."""
 
 
-def prepare(work: Work, text: Text) -> PreparationOutcome:
-    """Prepares one request. It never raises ServeError: the outcome holds it."""
+def prepare(work: Work, text: Text, segments: KnownSegments | None = None) -> PreparationOutcome:
+    """Prepares one request. It never raises ServeError: the outcome holds it.
+
+    `segments`: what is known of the text of its tenant. None: nothing.
+    """
     outcome = PreparationOutcome()
     try:
-        outcome.value = KINDS[work.kind](_Preparation(work, text, outcome))
+        outcome.value = KINDS[work.kind](_Preparation(work, text, outcome, segments if work.text_key else None))
     except ServeError as error:
         outcome.place = place_of(error)
         outcome.error = without_frames(error)
@@ -67,8 +72,12 @@ def prepare(work: Work, text: Text) -> PreparationOutcome:
 
 
 class _Preparation:
-    def __init__(self, work: Work, text: Text, outcome: PreparationOutcome) -> None:
+    def __init__(
+        self, work: Work, text: Text, outcome: PreparationOutcome, segments: KnownSegments | None = None
+    ) -> None:
         self._work = work
+        self._segments = segments
+        self._known = self._known_to()
         self._facts = work.facts
         self._text = text
         self._outcome = outcome
@@ -85,7 +94,12 @@ class _Preparation:
         """Returns the request with its prompt as tokens."""
         return self._tokenized(dialect.parse(_message(dialect.message, self._work.body)))
 
+    def _known_to(self, owner: str = "", salt: bytes = b"") -> KnownText:
+        """Returns what is known of an owner's text, who is named within the tenant, and of one salt of a client."""
+        return KnownText(owner_root(self._work.text_key, owner.encode(), salt), self._segments)
+
     def _tokenized(self, wanted: AnswerRequest) -> AnswerRequest:
+        self._known = self._known_to(wanted.named_tenant, wanted.cache_salt)
         check_model(wanted.model, self._work.model, self._work.named_models)
         options, prompts = wanted.options, self._prompts(wanted.prompts, wanted.options.structured)
         for prompt, tokens in zip(wanted.prompts, prompts, strict=True):
@@ -113,7 +127,7 @@ class _Preparation:
         tokens = self._counted(prompt, isinstance(prompt, TextPrompt) and prompt.add_special_tokens)
         strings = [self._text.entry(token) for token in tokens] if wanted.return_token_strs else None
         counts = {"count": len(tokens), "max_model_len": self._facts.context_tokens}
-        return _json({**counts, "tokens": tokens, "token_strs": strings})
+        return _json({**counts, "tokens": list(tokens), "token_strs": strings})
 
     def count(self, chat_of: Callable[[Mapping[str, Any]], ChatPrompt], named: Mapping[str, str]) -> bytes:
         """Returns the body of a response that says how many tokens a chat has, beside what `named` says.
@@ -185,7 +199,10 @@ class _Preparation:
 
     def _prompt(self, prompt: Prompt, structured: StructuredOutput | None) -> TokenPrompt:
         tokens = self._chat(prompt) if isinstance(prompt, ChatPrompt) else self._completion(prompt)
-        check_prompt(tokens, self._facts)
+        if isinstance(prompt, TokenPrompt) or self._text.tokens_end > self._facts.vocab_size:
+            check_prompt(tokens, self._facts)
+        else:
+            check_prompt_length(tokens, self._facts)
         if isinstance(prompt, ChatPrompt) and (prompt.tool_use is not None or self._work.formats.reasoning):
             return self._parsed(prompt, tokens, structured)
         return tokens
@@ -193,7 +210,7 @@ class _Preparation:
     def _chat(self, prompt: ChatPrompt) -> TokenPrompt:
         ids = self._tokens(prompt, self._facts.context_tokens, False)
         hints = [TokenHint(self._tokens_up_to(prompt, hint.messages, ids), hint.seconds) for hint in prompt.hints]
-        return TokenPrompt(array("I", ids), is_chat=True, hints=tuple(hints))
+        return TokenPrompt(ids, is_chat=True, hints=tuple(hints))
 
     def _completion(self, prompt: TextPrompt | TokenPrompt) -> TokenPrompt:
         if isinstance(prompt, TokenPrompt):
@@ -227,7 +244,7 @@ class _Preparation:
 
     def _tokens_up_to(self, chat: ChatPrompt, messages: int, tokens: Sequence[int]) -> int:
         """Returns how many of the chat's tokens belong to its first messages, whatever comes after them."""
-        return common_length(tokens, self._text.encode_chat(diverging_chat(chat, messages)))
+        return common_length(tokens, self._text.encode_chat(diverging_chat(chat, messages), known=self._known))
 
     def _tokens(self, prompt: Prompt, most_tokens: int, add_special_tokens: bool) -> Sequence[int]:
         match prompt:
@@ -237,10 +254,12 @@ class _Preparation:
                 if prompt.suffix:
                     text = infill_text(self._text, text, prompt.suffix)
                 self._check_text(text, "prompt", most_tokens)
-                tokens = self._text.encode(text, add_special_tokens=add_special_tokens, split_special_tokens=split)
+                tokens = self._text.encode(
+                    text, add_special_tokens=add_special_tokens, split_special_tokens=split, known=self._known
+                )
             case ChatPrompt():
                 tokens = self._text.encode_chat(
-                    prompt, check=lambda text: self._check_text(text, "messages", most_tokens)
+                    prompt, lambda text: self._check_text(text, "messages", most_tokens), self._known
                 )
         self._outcome.tokens += len(tokens)
         return tokens

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from router.dialects.openai.schema import parse_chat
 from router.json_body import parse_json
 from router.preparation.prepare import prepare
+from router.preparation.prepared_texts import PreparedTexts
 from router.preparation.work_process import WORK_S, TextFiles, WorkProcess, WorkProgram
 from router.requests.work import PreparationOutcome, Work
 from router.text.prompts import ChatPrompt, PublicPrefixes
@@ -33,8 +34,9 @@ SMALL_S = 10.0
 COMPILE_S = 2.0
 """Processor time for one grammar. Nearly all take some milliseconds. The process gets what steps leave of the machine,
 so that this may be many times as long by the clock."""
-IDLE_S = 10.0
-"""Idle time after which the process for large bodies ends, so that its memory is given back."""
+IDLE_S = 120.0
+"""Idle time after which the process for large bodies ends, so that its memory is given back. Turns of a chat come
+within that time, and to start it takes a second: many times what it takes to prepare a turn."""
 COMPILER_IDLE_S = 600.0
 """Idle time after which the process that compiles grammars ends. To start it takes about a second."""
 LARGE_NICE = 10
@@ -59,8 +61,10 @@ _COMPILER = WorkProgram(
 class ProcessPreparer:
     """Leaves what may take long to processes of its own."""
 
-    def __init__(self, text: Text, model_dir: str) -> None:
+    def __init__(self, text: Text, model_dir: str, texts: PreparedTexts) -> None:
+        """`texts`: what all of its processes know of text that was tokenized before."""
         self.text = text
+        self._texts = texts
         digest = text_digest(model_dir)
         files = TextFiles(text_copy(model_dir, digest), digest)
         self._small = WorkProcess(_SMALL_READER, files, nice=0, idle_s=None)
@@ -68,10 +72,14 @@ class ProcessPreparer:
         self._grammars = WorkProcess(_COMPILER, files, nice=LARGE_NICE, idle_s=COMPILER_IDLE_S)
 
     async def prepare(self, work: Work, tenant: str) -> PreparationOutcome:
+        work, known = self._texts.keyed(work), self._texts.known_to(work)
         if len(work.body) <= INLINE_BYTES:
-            return prepare(work, self.text)
+            outcome = prepare(work, self.text, known)
+            if known is not None:
+                known.learn(outcome)
+            return outcome
         process = self._small if len(work.body) <= SMALL_BYTES else self._large
-        return await process.prepare(work, tenant)
+        return await process.prepare(work, tenant, known)
 
     async def compile(self, output: StructuredOutput, tenant: str) -> PreparationOutcome:
         return await self._grammars.prepare(output, tenant)
@@ -91,7 +99,7 @@ def read_public_prefixes(files: Iterable[str], text: Text) -> PublicPrefixes:
     return PublicPrefixes(_tokens_of(Path(file), text) for file in files)
 
 
-def _tokens_of(file: Path, text: Text) -> list[int]:
+def _tokens_of(file: Path, text: Text) -> Sequence[int]:
     try:
         content = file.read_bytes().decode()
         if file.suffix != ".json":

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import itertools
 import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from router.preparation.prepare import prepare
 from router.preparation.wire import packed, unpacked
 from router.preparation.work_process import HEADER
-from router.requests.work import PreparationOutcome
+from router.requests.work import PreparationOutcome, SegmentQuery, Segments
 from router.text.text_files import one_text
 from router.text.tokenizer import load_text
 from twostroke.base.allocator import give_holes_back, give_large_buffers_back
@@ -32,6 +34,8 @@ MOST_BYTES = 3 << 30
 MOST_FRAMES = 800
 """Calls within calls while a request is read: what is nested as deeply has to fit into the router's own 1,000 later,
 below the calls that serve it, where a response repeats it."""
+LARGE_BYTES = 1 << 20
+"""Bytes of a body after which the process gives memory back: what it has made of them lies between other objects."""
 CGROUP_SHARE = 2
 """Divisor of a container's memory for that: without the rest the kernel might end the router."""
 
@@ -43,7 +47,42 @@ def main() -> None:
 def _prepares(model_dir: str) -> Callable[[Any], PreparationOutcome]:
     text = load_text(model_dir)
     sys.setrecursionlimit(MOST_FRAMES)
-    return lambda work: prepare(work, text)
+
+    def prepare_one(work: Any) -> PreparationOutcome:
+        segments = _RoutersSegments()
+        outcome = prepare(work, text, segments)
+        outcome.learned = None if outcome.error is not None else segments.learned
+        return outcome
+
+    return prepare_one
+
+
+class _RoutersSegments:
+    """Asks the router for segments of text, and notes what it does not know, which goes back with the outcome."""
+
+    def __init__(self) -> None:
+        self._new: dict[bytes, array[int]] = {}
+
+    def find(self, keys: Sequence[bytes]) -> Sequence[array[int]]:
+        try:
+            _write(packed(SegmentQuery(b"".join(keys))))
+            said, _ = _read(sys.stdin.buffer) or (None, b"")
+        except MemoryError:  # what is left of the answer would be taken for the next request
+            os.abort()
+        if not isinstance(said, Segments):
+            raise TypeError("the router did not answer a query")
+        tokens, ends = array("I", said.tokens), itertools.accumulate(said.counts)
+        return [tokens[end - count : end] for end, count in zip(ends, said.counts, strict=True)]
+
+    def keep(self, key: bytes, tokens: array[int]) -> None:
+        self._new[key] = tokens
+
+    @property
+    def learned(self) -> Segments | None:
+        if not self._new:
+            return None
+        tokens = b"".join(each.tobytes() for each in self._new.values())
+        return Segments(b"".join(self._new), tuple(map(len, self._new.values())), tokens)
 
 
 def serve(load: Callable[[str], Callable[[Any], PreparationOutcome]], most: int) -> None:
@@ -65,7 +104,8 @@ def serve(load: Callable[[str], Callable[[Any], PreparationOutcome]], most: int)
     give_holes_back()
     _limit_memory(most)
     _write(b"")
-    while (work := _read(sys.stdin.buffer)) is not None:
+    while (said := _read(sys.stdin.buffer)) is not None:
+        work = dataclasses.replace(said[0], body=said[1])
         signal.setitimer(signal.ITIMER_PROF, most_cpu_s)
         try:
             outcome = do(work)
@@ -73,6 +113,9 @@ def serve(load: Callable[[str], Callable[[Any], PreparationOutcome]], most: int)
             outcome = PreparationOutcome(error=InternalError(f"internal error: {type(error).__name__}: {error}"))
         signal.setitimer(signal.ITIMER_PROF, 0)
         _write(_packed(outcome))
+        if len(work.body) >= LARGE_BYTES:
+            del outcome, work, said
+            give_holes_back()
 
 
 def _packed(outcome: PreparationOutcome) -> bytes:
@@ -101,14 +144,13 @@ def _write(said: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def _read(stream: BinaryIO) -> Any:
-    """Returns a piece of work; None at the end."""
+def _read(stream: BinaryIO) -> tuple[Any, bytes] | None:
+    """Returns a message of the router and the body that belongs to it; None at the end."""
     head = stream.read(HEADER.size)
     if len(head) < HEADER.size:
         return None
     length, body_length = HEADER.unpack(head)
-    work: Any = unpacked(stream.read(length), object)
-    return dataclasses.replace(work, body=stream.read(body_length))
+    return unpacked(stream.read(length), object), stream.read(body_length)
 
 
 if __name__ == "__main__":

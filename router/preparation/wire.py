@@ -18,7 +18,7 @@ import msgpack
 from pydantic import BaseModel
 
 from router.requests.client_request import AnswerRequest
-from router.requests.work import PreparationOutcome, Work
+from router.requests.work import PreparationOutcome, SegmentQuery, Segments, Work
 from router.text.prompts import TokenPrompt
 from router.text.structured.compile import CompiledGrammar, Refusal
 from router.text.structured.output import StructuredOutput
@@ -170,7 +170,8 @@ def _errors() -> dict[str, type[ServeError]]:
 def _classes() -> dict[str, type]:
     """Returns the classes of objects by name: those of all messages, and what their fields are declared to hold."""
     answers = _with_subclasses(AnswerRequest)
-    waiting: list[Any] = [Work, PreparationOutcome, CompiledGrammar, Refusal, StructuredOutput, TokenPrompt, *answers]
+    waiting: list[Any] = [Work, PreparationOutcome, SegmentQuery, Segments, CompiledGrammar, Refusal]
+    waiting += [StructuredOutput, TokenPrompt, *answers]
     found: dict[str, type] = {}
     while waiting:
         hint = waiting.pop()

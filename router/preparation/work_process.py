@@ -15,8 +15,9 @@ import sys
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from router.preparation.prepared_texts import TenantTexts
 from router.preparation.wire import BrokenMessage, packed, unpacked
-from router.requests.work import PreparationOutcome, Work
+from router.requests.work import PreparationOutcome, SegmentQuery, Work
 from router.text.structured.output import StructuredOutput
 from twostroke.base.errors import Draining, InternalError, Overloaded, RequestTooLarge, ServeError
 
@@ -32,6 +33,10 @@ HEADER = struct.Struct(">QQ")
 """Lengths of what follows: a message (see `wire`) and the body that belongs to it."""
 MOST_OUTCOME_BYTES = 256 << 20
 """Bytes of what a process may write for one piece of work: tokens and texts of the largest bodies take a fraction."""
+MOST_QUERIES = 8192
+"""Queries of a process for one piece of work: each prompt and each hint makes one."""
+READ_BYTES = 1 << 20
+"""Bytes of what a process writes that are read ahead."""
 ENVIRONMENT = re.compile(r"PATH|PYTHON\w*|VIRTUAL_ENV|LD_\w+|LANG|LC_\w+|TZ|HOME|TMPDIR|MALLOC_\w+")
 """Variables that a process here gets: it reads what strangers write, and needs no secret."""
 
@@ -72,6 +77,8 @@ class WorkProgram:
 class _Waiting:
     work: Work | StructuredOutput
     done: asyncio.Future[PreparationOutcome]
+    known: TenantTexts | None
+    """What is known of its tenant's text."""
 
 
 _UNREAD = PreparationOutcome(error=Draining("this router takes no new requests: it is shutting down"))
@@ -103,13 +110,16 @@ class WorkProcess:
         self._child: _Child | None = None
         self._has_ended = False
 
-    async def prepare(self, work: Work | StructuredOutput, tenant: str) -> PreparationOutcome:
+    async def prepare(
+        self, work: Work | StructuredOutput, tenant: str, known: TenantTexts | None = None
+    ) -> PreparationOutcome:
+        """`known`: what the process may ask for of text that was tokenized before."""
         if self._has_ended:
             return _UNREAD
         queue = self._queues.setdefault(tenant, _TenantQueue())
         if queue.waiting and queue.waiting_bytes + len(work.body) > MOST_WAITING_BYTES:
             raise Overloaded(f"requests of {queue.waiting_bytes} bytes wait to be read already; try again")
-        waiting = _Waiting(work, asyncio.get_running_loop().create_future())
+        waiting = _Waiting(work, asyncio.get_running_loop().create_future(), known)
         queue.waiting.append(waiting)
         queue.waiting_bytes += len(work.body)
         self._has_work.set()
@@ -140,7 +150,7 @@ class WorkProcess:
     async def _serve(self, waiting: _Waiting) -> None:
         outcome = _UNREAD
         try:
-            outcome = await self._tried(waiting.work)
+            outcome = await self._tried(waiting)
         except OSError as error:
             log.error("no process to prepare requests in error=%s", error)
             outcome = PreparationOutcome(
@@ -173,14 +183,14 @@ class WorkProcess:
             if not queue.waiting and self._queues.get(tenant) is queue:
                 del self._queues[tenant]
 
-    async def _tried(self, work: Work | StructuredOutput) -> PreparationOutcome:
+    async def _tried(self, waiting: _Waiting) -> PreparationOutcome:
         """Tries twice where the process ends for a reason of its own."""
-        program = self._program
+        program, work = self._program, waiting.work
         for _ in range(2):
             if self._child is None:
                 self._child = await _Child.start(program, self._files, self._nice)
             try:
-                return await self._in_time(self._child, work)
+                return await self._in_time(self._child, waiting)
             except TimeoutError:
                 await self._end_child()
                 return PreparationOutcome(error=program.out_of_time)
@@ -203,12 +213,12 @@ class WorkProcess:
             error=InternalError(f"the router could not {program.purpose}: the process for it failed")
         )
 
-    async def _in_time(self, child: _Child, work: Work | StructuredOutput) -> PreparationOutcome:
+    async def _in_time(self, child: _Child, waiting: _Waiting) -> PreparationOutcome:
         """Raises TimeoutError. The time begins when the process has loaded what it needs."""
         async with asyncio.timeout(WORK_S):
             await child.load()
         async with asyncio.timeout(self._program.work_s):
-            return await child.exchange(work)
+            return await child.exchange(waiting.work, waiting.known)
 
     async def _end_child(self, *, has_ended: bool = False) -> int | None:
         child, self._child = self._child, None
@@ -238,6 +248,7 @@ class _Child:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=_environment(),
+            limit=READ_BYTES,
         )
         return cls(process)
 
@@ -247,21 +258,37 @@ class _Child:
             await self._stdout.readexactly(HEADER.size)
             self._is_loaded = True
 
-    async def exchange(self, work: Work | StructuredOutput) -> PreparationOutcome:
-        """Raises EOFError (IncompleteReadError is one) or ConnectionError where the process has ended.
+    async def exchange(self, work: Work | StructuredOutput, known: TenantTexts | None) -> PreparationOutcome:
+        """Answers what the process asks for meanwhile.
 
-        BrokenMessage is a ConnectionError: what was not written by `packed` comes from no process that can be used.
+        Raises EOFError (IncompleteReadError is one) or ConnectionError where the process has ended. BrokenMessage is a
+        ConnectionError: what was not written by `packed` comes from no process that can be used.
         """
-        said = packed(dataclasses.replace(work, body=b""))
-        self._stdin.write(HEADER.pack(len(said), len(work.body)) + said)
-        body = memoryview(work.body)
-        for at in range(0, len(body), PIECE_BYTES):  # a copy of all of it would take milliseconds at once
-            self._stdin.write(body[at : at + PIECE_BYTES])
-            await self._stdin.drain()
+        await self._write(packed(dataclasses.replace(work, body=b"")), work.body)
+        for _ in range(MOST_QUERIES):
+            said = unpacked(await self._read(), object)
+            if isinstance(said, SegmentQuery) and known is not None:
+                await self._write(packed(known.answer(said)))
+                continue
+            if not isinstance(said, PreparationOutcome):
+                break
+            if known is not None:
+                known.learn(said)
+            return said
+        raise BrokenMessage("it is neither an outcome nor a query")
+
+    async def _write(self, said: bytes, body: bytes = b"") -> None:
+        self._stdin.write(HEADER.pack(len(said), len(body)))
+        for whole in (memoryview(said), memoryview(body)):
+            for at in range(0, len(whole), PIECE_BYTES):  # a copy of all of it would take milliseconds at once
+                self._stdin.write(whole[at : at + PIECE_BYTES])
+                await self._stdin.drain()
+
+    async def _read(self) -> bytes:
         (length, _) = HEADER.unpack(await self._stdout.readexactly(HEADER.size))
         if length > MOST_OUTCOME_BYTES:
             raise BrokenMessage(f"it has {length} bytes")
-        return unpacked(await self._stdout.readexactly(length), PreparationOutcome)
+        return await self._stdout.readexactly(length)
 
     async def end(self, *, has_ended: bool = False) -> int:
         """Returns the exit status. `has_ended`: it ended by itself, and killing it would hide its status from

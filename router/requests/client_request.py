@@ -100,6 +100,11 @@ class AnswerRequest(Body):
         return ""
 
     @property
+    def named_tenant(self) -> str:
+        """The tenant that a gateway names in the request's message, and not beside it."""
+        return ""
+
+    @property
     def token_prompts(self) -> tuple[TokenPrompt, ...]:
         """The prompts, once preparation has made tokens of them."""
         return tuple(prompt for prompt in self.prompts if isinstance(prompt, TokenPrompt))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from array import array
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -183,7 +184,8 @@ def check_model(model: str | None, served: str, others: Collection[str] = ()) ->
 
 
 def check_token_ids(tokens: Sequence[int], name: str, vocab_size: int) -> None:
-    if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
+    least = 0 if isinstance(tokens, array) else min(tokens, default=0)  # ours hold no negative numbers
+    if tokens and (least < 0 or max(tokens) >= vocab_size):
         worst = next(token for token in tokens if not 0 <= token < vocab_size)
         raise InvalidRequest(
             f"{name}: token id {worst} is out of range; the vocabulary has {vocab_size} tokens", field=name
@@ -209,13 +211,18 @@ def check_text_length(text: str, name: str, longest_token_chars: int, most_token
 
 def check_prompt(prompt: TokenPrompt, facts: ServingFacts) -> None:
     """Raises InvalidRequest for a prompt that no worker could ever take."""
+    check_prompt_length(prompt, facts)
+    check_token_ids(prompt.ids, prompt_field(prompt), facts.vocab_size)
+
+
+def check_prompt_length(prompt: TokenPrompt, facts: ServingFacts) -> None:
+    """Raises InvalidRequest for a prompt that is empty or too long. It costs the same for every length."""
     name = prompt_field(prompt)
     if not prompt.ids:
         raise InvalidRequest(f"{name} must not be empty", field=name)
     if len(prompt.ids) >= facts.context_tokens:
         resulted = f"your {name} resulted in {len(prompt.ids)} tokens, and an answer needs one more"
         raise _too_long(resulted, len(prompt.ids) + 1, facts, name)
-    check_token_ids(prompt.ids, name, facts.vocab_size)
 
 
 def answer_length(prompt: TokenPrompt, options: AnswerOptions, facts: ServingFacts, *, clamps: bool = False) -> int:

@@ -22,10 +22,10 @@ from router.fleet.worker import ServingFacts
 from router.metrics import RouterMetrics
 from router.requests.client_request import ClientRequest
 from router.requests.compiled_grammars import CompiledGrammars
-from router.requests.params import answer_length, check_model, check_prompt, sampling_params
+from router.requests.params import answer_length, check_model, check_prompt, check_prompt_length, sampling_params
 from router.requests.request_output import OutputDependencies, OutputShare, RequestOutput
 from router.requests.resume import Seeds, stream_of
-from router.requests.work import Preparer, Work
+from router.requests.work import NOTHING_BESIDE, BesideBody, Preparer, Work
 from router.serving.dispatcher import RouterCore
 from router.serving.parent_request import AnswerWeights, ParentRequest, until
 from router.text.output.events import Sink
@@ -106,14 +106,12 @@ class RequestHandler:
         client: str,
         request_id: str = "",
         deadline_s: float | None = None,
-        path_fields: tuple[tuple[str, str], ...] = (),
-        json_bytes: int | None = None,
+        beside: BesideBody = NOTHING_BESIDE,
     ) -> Any:
         """Returns what preparation makes of a request. Tokens that were counted for nothing are charged, too.
 
         `client` takes turns with others where no API key names a tenant. `request_id`, for the log, and `deadline_s`,
-        in Unix seconds, are given where they are known before the body is read. `path_fields` and `json_bytes` are
-        those of `Work`.
+        in Unix seconds, are given where they are known before the body is read.
         """
         self._refuse_if_draining()
         dispatcher = self.dispatcher
@@ -123,9 +121,10 @@ class RequestHandler:
             self.model,
             dispatcher.facts,
             frozenset(dispatcher.named_models),
-            path_fields,
+            beside.path_fields,
             self.text.formats,
-            json_bytes,
+            beside.json_bytes,
+            beside.tenant if auth.tenant is None else auth.tenant,
         )
         place = ""
         try:
@@ -248,7 +247,7 @@ class RequestHandler:
         requests = []
         for number, (request_id, prompt) in enumerate(zip(ids, body.token_prompts, strict=True)):
             sent = point.sent[number * options.n : (number + 1) * options.n]
-            check_prompt(prompt, facts)
+            check_prompt_length(prompt, facts)  # its tokens were checked when it was prepared, and workers do it, too
             length = answer_length(prompt, options, facts, clamps=request.clamps_length)
             sampling = sampling_params(options, length, facts, self._seeds.of(point, number), grammar)
             requests.append(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass
@@ -23,9 +22,6 @@ from router.text.stop_strings import StopScanner, StopStrings
 from router.text.tokenizer import Text
 from twostroke.base.errors import InternalError, InvalidRequest
 from twostroke.request import FinishReason, PromptLogprobs, SampledToken
-
-log = logging.getLogger(__name__)
-
 
 TURN_S = 0.004
 """Time for output in one turn of the loop."""
@@ -107,6 +103,7 @@ class RequestOutput:
         self._parents = parents
         self._facts = facts
         self._sink = sink
+        self._spend, self._is_prompt_only = request.auth.spend, request.body.options.is_prompt_only
         self._point = request.point
         ended = [sent for sent in self._point.sent if sent.is_finished]
         self._choices_left = len(self._point.sent) - len(ended)
@@ -137,7 +134,7 @@ class RequestOutput:
 
     async def _run_prompt(self, index: int) -> None:
         parent = self._parents[index]
-        self._client_request.auth.spend(len(parent.request.prompt))
+        self._spend(len(parent.request.prompt))
         if not parent.resumptions:
             self._metrics.prompt_tokens_total.inc(len(parent.request.prompt))
         prompt = _Prompt(parent, self._choices(index))
@@ -215,14 +212,14 @@ class RequestOutput:
         if choice.text.is_stopped:
             return
         scores = None if position else delta.prompt_logprobs
-        if self._client_request.body.options.is_prompt_only:
+        if self._is_prompt_only:
             choice.prompt_logprobs = scores
             return
         self._completion_tokens += 1
         new = text.feed(token.token)
         is_sent = position < choice.sent_tokens
         if not (is_sent and delta.is_recovered):
-            self._client_request.auth.spend(1)  # what the client has already was computed once more
+            self._spend(1)  # what the client has already was computed once more
         if not is_sent:
             now, last = time.monotonic(), choice.last_token_s
             choice.last_token_s = now
@@ -250,7 +247,7 @@ class RequestOutput:
         rest = choice.text.flush(is_cut=reason is not FinishReason.STOP)
         if choice.text.is_stopped:
             reason = FinishReason.STOP
-        if reason is FinishReason.STOP and self._client_request.body.options.is_prompt_only:
+        if reason is FinishReason.STOP and self._is_prompt_only:
             reason = FinishReason.LENGTH  # whatever the token was that is not shown
         if reason is FinishReason.ERROR:
             raise InternalError("a worker ended the answer with an error it did not name")
@@ -262,15 +259,6 @@ class RequestOutput:
         parts, stop = choice.text.parts, choice.text.stop_string
         event = TextEvent(choice.index, rest, *counts, finish=reason, usage=usage, parts=parts, stop_string=stop)
         self._sink.put(event._replace(cached_tokens=choice.cached_tokens, prompt_logprobs=choice.prompt_logprobs))
-        if usage is not None:
-            log.info(
-                "request done request=%s prompt_tokens=%d cached_tokens=%d completion_tokens=%d ms=%.1f",
-                self._client_request.request_id,
-                usage.prompt_tokens,
-                usage.cached_tokens,
-                usage.completion_tokens,
-                1000 * (time.monotonic() - self._client_request.received_s),
-            )
 
     def _usage(self) -> Usage:
         prompt_tokens = sum(len(parent.request.prompt) for parent in self._parents)

@@ -16,6 +16,19 @@ from twostroke.base.errors import ServeError
 
 
 @dataclass(frozen=True, slots=True)
+class BesideBody:
+    """What a request says beside its body."""
+
+    path_fields: tuple[tuple[str, str], ...] = ()
+    json_bytes: int | None = None
+    tenant: str | None = ""
+    """The one that a gateway names, where no API key does. None: it is not known yet, and no text is kept."""
+
+
+NOTHING_BESIDE = BesideBody()
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """One request as it came, and what is served."""
 
@@ -32,6 +45,30 @@ class Work:
     """How the model writes calls and reasoning."""
     json_bytes: int | None = None
     """Bytes of the body that are JSON, where others follow. None: all are."""
+    tenant: str | None = None
+    """Its text may be found again by this tenant, which is empty for requests without one. None: by nobody."""
+    text_key: bytes = b""
+    """Key of that tenant's text. Empty: nothing is known of it, and nothing kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentQuery:
+    """What a process that prepares a request asks its router for meanwhile: how many of these are known."""
+
+    keys: bytes
+    """One key after the other, of `KEY_BYTES` each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Tokens of segments of text, one segment after the other."""
+
+    keys: bytes
+    """Empty in the answer to a query, whose keys are known."""
+    counts: tuple[int, ...]
+    """Tokens of each segment."""
+    tokens: bytes
+    """Tokens of all segments as an array of 32-bit numbers has them."""
 
 
 @dataclass(slots=True)
@@ -42,6 +79,8 @@ class PreparationOutcome:
     """Tokens that were counted, also for a request that was refused."""
     place: str = ""
     """The error was found here in the code."""
+    learned: Segments | None = None
+    """Segments of its text that were not known."""
 
 
 class Preparer(Protocol):

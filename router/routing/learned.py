@@ -44,7 +44,7 @@ class PredictionResidual:
 
     def _update(self) -> None:
         enough = len(self._seen) >= LEAST_RESIDUALS
-        self._median_s = max(0.0, statistics.median(seconds for _, seconds in self._seen)) if enough else 0.0
+        self._median_s = max(0.0, statistics.median([seconds for _, seconds in self._seen])) if enough else 0.0
 
 
 REMEMBERED_EVICTIONS = 200_000

@@ -334,20 +334,6 @@ class ChoiceState:
         self._span.event("first token")
         if self._wait is not None:
             self._wait.end()
-        compared = self._stats.comparison
-        if compared is None:  # another router had placed it
-            return
-        log.info(
-            "first token request=%s worker=%s ttft_s=%.4f since_decision_s=%s predicted_s=%.4f reused_blocks=%d "
-            "predicted_blocks=%d",
-            self.request_id,
-            stream.link.worker_id,
-            self._stats.lifetime.between(Instant.RECEIVED, Instant.FIRST_TOKEN) or 0.0,
-            "unpredicted" if compared.actual_s is None else f"{compared.actual_s:.4f}",
-            compared.predicted_s,
-            compared.reused_blocks,
-            compared.predicted_blocks,
-        )
 
     def _record(self, outcome: str) -> None:
         """Compares the outcome with what was predicted, and writes it down."""
@@ -367,11 +353,17 @@ class ChoiceState:
         )
         self._span.end(error=None if outcome in _GOOD_ENDS else outcome)
         log.info(
-            "choice ended request=%s outcome=%s tokens=%d attempts=%d cached_tokens=%d %s",
+            "choice ended request=%s outcome=%s worker=%s prompt_tokens=%d tokens=%d attempts=%d cached_tokens=%d "
+            "predicted_tokens=%s ttft_s=%s predicted_s=%s %s",
             self.request_id,
             outcome,
+            stats.worker_id,
+            len(self._request.prompt),
             len(self._emitted),
             stats.attempts,
             stats.cached_tokens,
-            " ".join(f"{name}={at_s:.3f}" for name, at_s in stats.lifetime.as_dict().items()),
+            None if compared is None else compared.predicted_blocks * self._block_size,
+            None if compared is None or compared.actual_s is None else f"{compared.actual_s:.4f}",
+            None if compared is None else f"{compared.predicted_s:.4f}",
+            " ".join([f"{name}={at_s:.3f}" for name, at_s in stats.lifetime.as_dict().items()]),
         )

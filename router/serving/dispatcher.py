@@ -23,22 +23,22 @@ from router.serving.migration import Migration
 from router.serving.operations import Operations
 from router.serving.parent_request import ParentRequest, Take, take_none
 from router.serving.placement import Placer
+from router.serving.prompt_hashes import PromptHasher
 from router.serving.recovery import Recovered, recover
 from router.serving.request_log import ready_made, request_log, worker_record
 from twostroke.base.errors import Cancelled, ConfigError, Draining, InvalidRequest, ServeError
 from twostroke.base.ids import BlockHash
 from twostroke.config import Role, RouterConfig
-from twostroke.kv_cache.block import extend_hashes
-from twostroke.request import FinishReason, GenerateRequest
+from twostroke.request import FinishReason
 from twostroke.rpc.membership import Membership
 from twostroke.tracing.recorder import recorder_of
 
 log = logging.getLogger(__name__)
 
+HASHES_SHARE = 5
+"""Divisor of the bytes for prepared text: those for block hashes. A block of 16 tokens takes 64 bytes, its hash 16."""
 WORKER_RECORD_S = 5.0
 """Time between two records of the workers in the request log."""
-HASHED_TOKENS = 8192
-"""Tokens of a prompt that are hashed in one turn of the event loop, which takes some milliseconds."""
 
 
 class RouterCore:
@@ -54,6 +54,7 @@ class RouterCore:
         self._request_log = request_log(config.routing.request_log, metrics)
         self.membership = Membership.of(config.cluster_token, config.cluster_tls)
         metrics.expiries.watch("cluster", self.membership.certificates)
+        self._hasher = PromptHasher(config.endpoints.text_cache_bytes // HASHES_SHARE, metrics)
         self._routing = RoutingState(self.router_id, self.membership, metrics)
         self._fleet = Fleet(
             config,
@@ -152,7 +153,7 @@ class RouterCore:
         Raises ServeError. Closing the iterator (`aclose`, or cancelling its consumer) cancels the request everywhere.
         """
         recovered = await self._recover(request) if request.resumptions else {}
-        hashes = await hash_blocks(request.request, self._fleet.facts.block_size)
+        hashes = await self._hasher.hashes(request.request, self._fleet.facts.block_size)
         if self.is_draining:
             raise Draining("the router takes no new requests; try another one")
         if request.request_id in self._open:
@@ -290,16 +291,6 @@ class RouterCore:
     def _worker_back(self, worker: Worker) -> None:
         if self._with is not None:
             self._with.links.close_unclosed(worker)
-
-
-async def hash_blocks(request: GenerateRequest, block_size: int) -> tuple[BlockHash, ...]:
-    """Returns the hashes of all full blocks of the prompt. Other requests are served between its parts."""
-    hashes: list[BlockHash] = []
-    for end in range(HASHED_TOKENS, len(request.prompt) + HASHED_TOKENS, HASHED_TOKENS):
-        if hashes:
-            await asyncio.sleep(0)
-        extend_hashes(hashes, request.prompt[:end], block_size, request.salt, request.public_blocks)
-    return tuple(hashes)
 
 
 class _OpenChoices:

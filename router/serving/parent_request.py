@@ -87,14 +87,20 @@ class ParentRequest:
         return [choice for choice in range(self.n) if choice not in self.ended_choices]
 
 
-@contextlib.asynccontextmanager
-async def until(deadline_s: float | None, had_passed: str, passed: Callable[[], str]) -> AsyncIterator[None]:
+def until(
+    deadline_s: float | None, had_passed: str, passed: Callable[[], str]
+) -> contextlib.AbstractAsyncContextManager[None]:
     """Raises DeadlineExceeded inside once `deadline_s` (Unix seconds) is reached.
 
     `had_passed` is said where it was before, and what `passed` returns where it was meanwhile.
     """
-    left_s = None if deadline_s is None else deadline_s - time.time()
-    if left_s is not None and left_s <= 0:
+    return contextlib.nullcontext() if deadline_s is None else _until(deadline_s, had_passed, passed)
+
+
+@contextlib.asynccontextmanager
+async def _until(deadline_s: float, had_passed: str, passed: Callable[[], str]) -> AsyncIterator[None]:
+    left_s = deadline_s - time.time()
+    if left_s <= 0:
         raise DeadlineExceeded(had_passed)
     try:
         async with asyncio.timeout(left_s) as timeout:

@@ -117,9 +117,9 @@ class Placer:
             give_up_s += queued_s  # a queued request has workers
             if placement is None:
                 continue
-            queued = dataclasses.replace(queued, is_urgent=True)
             workers = self._workers(self.takers(parent))  # one may have left between the verdict and this task
             if not workers.can_serve(placement.decision):
+                queued = dataclasses.replace(queued, is_urgent=True)
                 self.queue.left(attempt.request_id)
                 continue
             numbered = dataclasses.replace(attempt, number=self.attempts.next(attempt.number))
@@ -128,7 +128,7 @@ class Placer:
                 span.set(queued_s=queued_s, attempt=numbered.number)
                 explain(span, self.policy, placement.decision)
                 return opened
-            worker = placement.decision.decode
+            queued, worker = dataclasses.replace(queued, is_urgent=True), placement.decision.decode
             span.event("refused", worker=worker, error=opened.label())
             (full if isinstance(opened, Overloaded) else unusable).add(worker)
 

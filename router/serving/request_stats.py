@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from router.metrics import Comparison
 from router.routing.policy import Decision
 from router.serving.parent_request import ParentRequest
-from twostroke.base.ids import BlockHash, RequestId
+from twostroke.base.ids import BlockHash, RequestId, WorkerId
 from twostroke.base.lifetime import Instant, Lifetime
 from twostroke.observability.request_log import AnswerRecord, blocks_of
 
@@ -70,6 +70,11 @@ class RequestStats:
         self._first_token_s = now_s
         if self.attempts == 1:
             self._actual_s = now_s - self._decided_at_s
+
+    @property
+    def worker_id(self) -> WorkerId | None:
+        """The decode worker that was chosen last."""
+        return None if self._decision is None else self._decision.decode
 
     @property
     def comparison(self) -> Comparison | None:

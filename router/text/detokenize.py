@@ -35,13 +35,23 @@ class Decoder(Protocol):
 class ByteDecoder:
     """Decodes tokens that each stand for their own bytes."""
 
-    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+    def __init__(
+        self, token_bytes: Callable[[int], bytes], silent: frozenset[int] = frozenset(), context: Sequence[int] = ()
+    ) -> None:
+        """`silent` tokens are no text. `context`: the last tokens of the prompt, which may end within a character."""
         self._token_bytes = token_bytes
+        self._silent = silent
         self._held = b""
         """Bytes of a character that is not complete."""
+        for token in context:
+            self.feed(token)
 
     def feed(self, token: int) -> str:
-        data = self._held + self._token_bytes(token)
+        if token in self._silent:
+            return ""
+        data = self._token_bytes(token)
+        if self._held:
+            data = self._held + data
         text, used = codecs.utf_8_decode(data, "replace")
         self._held = data[used:]
         return text

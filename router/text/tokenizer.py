@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -11,8 +12,10 @@ from tokenizers import Tokenizer
 from router.json_body import checked_utf8
 from router.text.chat_template import Guard, SpecialTexts, load_templates, unknown_template
 from router.text.detokenize import ByteDecoder, Decoder, RecentTokensDecoder
+from router.text.known_text import NOTHING_KNOWN, KnownText
 from router.text.output.parsing import OutputFormats
 from router.text.prompts import ChatPrompt
+from router.text.segments import Cutter, Piece, pieces_in_segments
 from twostroke.base.errors import ConfigError, UnsupportedFeature
 from twostroke.config.output import OutputConfig
 
@@ -34,6 +37,8 @@ class TokenizerText:
             raise ConfigError(f"{file} is not a tokenizer: {error}", field="model_dir") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._cutter = Cutter(self._tokenizer)
+        self._ends = _ends_of_texts(self._tokenizer, self._cutter.may_begin)
         added = self._tokenizer.get_added_tokens_decoder()
         self._added = {token: entry.content for token, entry in added.items()}
         self._special = frozenset(token for token, entry in added.items() if entry.special)
@@ -41,38 +46,64 @@ class TokenizerText:
         normalizer = self._tokenizer.normalizer if any(entry.normalized for entry in specials) else None
         texts = [entry.content for entry in specials if entry.content]
         self._special_texts = SpecialTexts(texts, *([] if normalizer is None else [normalizer.normalize_str]))
-        self.longest_token_chars = max(len(piece) for piece in self._tokenizer.get_vocab())
+        vocabulary = self._tokenizer.get_vocab()
+        self.longest_token_chars = max(map(len, vocabulary))
         """Most characters that one token stands for."""
+        self.tokens_end = max(vocabulary.values()) + 1
+        """One more than the highest token of a text."""
         self._decoders = _decoder_types(self._tokenizer)
+        self._bytes_of: dict[int, bytes] = {}
+        """The bytes of tokens that outputs have had."""
         self._templates = load_templates(directory)
         shown = self._templates.source if self._templates else ""
         self.formats = OutputFormats.of(shown, output or OutputConfig())
         """How the model writes calls and reasoning."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        split_special_tokens: bool = False,
+        known: KnownText = NOTHING_KNOWN,
+    ) -> array[int]:
         """Returns the token ids of a text. `split_special_tokens`: special tokens written in `text` are
-        ordinary text.
+        ordinary text. `known`: what need not be tokenized again.
         """
-        self._tokenizer.encode_special_tokens = split_special_tokens
+        ends = self._ends
+        if not known.may_know(text) or not self._cutter.cuts or split_special_tokens or ends is None:
+            return array("I", self._encode(text, adds=add_special_tokens, splits=split_special_tokens))
+        tokens = known.tokens(self._cutter.segments(text), b"text", str.encode, self._encode)
+        return array("I", ends[0]) + tokens + array("I", ends[1]) if add_special_tokens else tokens
+
+    def _encode(self, text: str, *, adds: bool = False, splits: bool = False) -> list[int]:
+        self._tokenizer.encode_special_tokens = splits
         # The fast way, which notes no offsets, takes batches only.
-        (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=adds)
         ids: list[int] = encoded.ids
         return ids
 
-    def encode_chat(self, chat: ChatPrompt, check: Callable[[str], None] = lambda rendered: None) -> list[int]:
+    def encode_chat(
+        self,
+        chat: ChatPrompt,
+        check: Callable[[str], None] = lambda rendered: None,
+        known: KnownText = NOTHING_KNOWN,
+    ) -> array[int]:
         """Returns the tokens of a chat. Special tokens are the template's own only: what clients write is text.
 
-        `check` may refuse what the template made before it is tokenized.
+        `check` may refuse what the template made before it is tokenized. `known`: what need not be tokenized again.
         """
         guard = Guard(self._special_texts, chat)
         rendered = self.render_chat(guard.guarded if guard.is_needed else chat)
         check(rendered)
         if not guard.is_needed:
-            return self.encode(rendered, add_special_tokens=False)
-        ids: list[int] = []
-        for piece, is_special in guard.pieces(rendered):
-            ids += self.encode(piece, add_special_tokens=False, split_special_tokens=not is_special)
-        return ids
+            return self.encode(rendered, add_special_tokens=False, known=known)
+        pieces = list(guard.pieces(rendered))
+        segments = pieces_in_segments(pieces) if known.may_know(rendered) else [pieces]
+        return known.tokens(segments, b"pieces", _written, self._encode_pieces)
+
+    def _encode_pieces(self, pieces: Sequence[Piece]) -> list[int]:
+        return [token for text, is_special in pieces for token in self._encode(text, splits=not is_special)]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
@@ -80,16 +111,24 @@ class TokenizerText:
 
     def token_bytes(self, token: int) -> bytes:
         """Returns the bytes that this token stands for; not always whole characters."""
-        if token in self._added:
-            return self._added[token].encode()
-        piece: str | None = self._tokenizer.id_to_token(token)
+        added = self._added.get(token)
+        if added is not None and "ByteLevel" not in self._decoders:
+            return added.encode()
+        piece: str | None = added or self._tokenizer.id_to_token(token)
         if piece is None:
             return b""
         if "ByteLevel" in self._decoders:
-            return b"".join(_BYTE_OF.get(char) or char.encode() for char in piece)
+            return _bytes_of_entry(piece)
         if "ByteFallback" in self._decoders and len(piece) == 6 and piece.startswith("<0x"):
             return bytes.fromhex(piece[3:5])
         return piece.replace("▁", " ").encode()
+
+    def _known_bytes(self, token: int) -> bytes:
+        """Returns `token_bytes` of a token, and remembers it. No more tokens are remembered than the vocabulary has."""
+        known = self._bytes_of.get(token)
+        if known is None:
+            known = self._bytes_of[token] = self.token_bytes(token)
+        return known
 
     def entry(self, token: int) -> str:
         """Returns a token as the vocabulary writes it; "" for an id that it lacks."""
@@ -117,6 +156,8 @@ class TokenizerText:
         if kept:
             silent = frozenset(token for token in silent if self._added[token] not in kept)
         context = [token for token in prompt[-CONTEXT_TOKENS:] if token not in silent]
+        if self._decoders == {"ByteLevel"}:
+            return ByteDecoder(self._known_bytes, silent, context)
         return RecentTokensDecoder(lambda ids: self.decode(ids, skip_special_tokens=False), silent, context)
 
     def render_chat(self, chat: ChatPrompt) -> str:
@@ -133,14 +174,27 @@ class ByteText:
         self.formats = OutputFormats.of("", output or OutputConfig())
 
     longest_token_chars = 1
+    tokens_end = 256
 
     def token_of(self, piece: str) -> int | None:
         return None
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
-        return list(text.encode())
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        split_special_tokens: bool = False,
+        known: KnownText = NOTHING_KNOWN,
+    ) -> array[int]:
+        return array("I", list(text.encode()))
 
-    def encode_chat(self, chat: ChatPrompt, check: Callable[[str], None] = lambda rendered: None) -> list[int]:
+    def encode_chat(
+        self,
+        chat: ChatPrompt,
+        check: Callable[[str], None] = lambda rendered: None,
+        known: KnownText = NOTHING_KNOWN,
+    ) -> array[int]:
         rendered = self.render_chat(chat)
         check(rendered)
         return self.encode(rendered)
@@ -184,6 +238,39 @@ def load_text(model_dir: str, output: OutputConfig | None = None) -> Text:
     return TokenizerText(Path(model_dir), output) if model_dir else ByteText(output)
 
 
+Ends = tuple[Sequence[int], Sequence[int]]
+
+
+def _ends_of_texts(tokenizer: Tokenizer, added: Iterable[str]) -> Ends | None:
+    """Returns the tokens that the tokenizer puts before every text and behind it. None: they are not known.
+
+    Texts that begin with one of the `added` tokens show it, as every tokenizer has a token for them.
+    """
+    for token in sorted(added):
+        found = {_ends_of(tokenizer, token, probe) for probe in (token, f"{token}a", f"{token}b c")}
+        if len(found) == 1 and (ends := found.pop()) is not None:
+            return ends
+    return None
+
+
+def _ends_of(tokenizer: Tokenizer, token: str, probe: str) -> Ends | None:
+    """Returns what stands around a text that begins with an added token. None: it is not the only one there."""
+    plain, whole = (tuple(tokenizer.encode(probe, add_special_tokens=adds).ids) for adds in (False, True))
+    first = tokenizer.token_to_id(token)
+    if plain[:1] != (first,) or plain.count(first) != 1 or whole.count(first) != 1:
+        return None
+    at = whole.index(first)
+    end = at + len(plain)
+    return (whole[:at], whole[end:]) if whole[at:end] == plain else None
+
+
+def _written(pieces: Sequence[Piece]) -> bytes:
+    """Returns pieces as bytes that no other pieces have."""
+    return b"".join(
+        b"%d %d " % (is_special, len(said)) + said for text, is_special in pieces if (said := text.encode())
+    )
+
+
 def _decoder_types(tokenizer: Tokenizer) -> frozenset[str]:
     if tokenizer.decoder is None:
         return frozenset()
@@ -201,6 +288,12 @@ def _byte_alphabet() -> dict[str, bytes]:
 
 
 _BYTE_OF = _byte_alphabet()
+
+
+def _bytes_of_entry(piece: str) -> bytes:
+    """Returns what a byte-level entry stands for: text, where one of its characters stands for no byte."""
+    found = [_BYTE_OF.get(char) for char in piece]
+    return piece.encode() if None in found else b"".join(each for each in found if each is not None)
 
 
 def token_text(text: Text, token: int) -> str:

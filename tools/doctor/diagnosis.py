@@ -235,7 +235,7 @@ def _unexplained(facts: Facts) -> Diagnosis:
     return Diagnosis(
         Cause.UNEXPLAINED,
         f"{_reused_blocks(facts)} of {_plural(_full_blocks(facts), 'block')} were reused, and nobody held more of them",
-        "compare the lines `routed request=` and `answer ended` of the router's log with what the workers log",
+        "compare the lines `routed request=` and `choice ended` of the router's log with what the workers log",
     )
 
 

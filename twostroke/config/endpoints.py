@@ -44,6 +44,14 @@ class EndpointsConfig(Settings):
     max_request_bytes: int = setting(
         8 << 20, section="routers", least=1, unit="BYTES", help="largest HTTP body or gRPC message"
     )
+    text_cache_bytes: int = setting(
+        64 << 20,
+        section="routers",
+        least=0,
+        unit="BYTES",
+        help="what a router keeps of the tokens of earlier prompts, so that a chat's next turn costs "
+        "what is new in it; hashes take up to a fifth more beside it; 0 keeps nothing",
+    )
     max_connections: int = setting(
         4096,
         least=1,

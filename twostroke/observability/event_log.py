@@ -6,7 +6,6 @@ Each of the three has a bound, because what a client sends causes lines and stan
 from __future__ import annotations
 
 import contextlib
-import copy
 import fcntl
 import functools
 import logging
@@ -57,13 +56,23 @@ class LineFormatter(logging.Formatter):
     """Formats an event as one line, in which every value that a client may have chosen is cut, quoted and escaped."""
 
     def __init__(self, identity: str) -> None:
-        super().__init__(f"%(asctime)s.%(msecs)03d %(levelname)s {identity} %(name)s %(message)s", "%H:%M:%S")
+        super().__init__(datefmt="%H:%M:%S")
+        self._identity = identity
+        self._second = -1
+        self._shown_second = ""
+        """The second of the latest line, as lines show it."""
 
     def format(self, record: logging.LogRecord) -> str:
-        safe = copy.copy(record)
-        safe.msg, safe.args = without_middle(on_one_line(_message(record)), MOST_LINE), None
-        safe.exc_text = None
-        return super().format(safe)
+        second = int(record.created)
+        if second != self._second:
+            self._second, self._shown_second = second, self.formatTime(record, self.datefmt)
+        said = without_middle(on_one_line(_message(record)), MOST_LINE)
+        at = f"{self._shown_second}.{int(record.msecs):03d}"
+        line = f"{at} {record.levelname} {self._identity} {record.name} {said}"
+        further = [self.formatException(record.exc_info)] if record.exc_info else []
+        if record.stack_info:
+            further.append(self.formatStack(record.stack_info))
+        return "\n".join([line, *further])
 
     def formatException(self, ei: ExceptionInfo) -> str:  # noqa: N802  # the base class's name
         text = without_middle(super().formatException(ei), MOST_TRACEBACK)
@@ -74,22 +83,25 @@ def _message(record: logging.LogRecord) -> str:
     """Returns the message with its values. Those after `key=` are quoted where they need it."""
     if not isinstance(record.msg, str) or len(record.msg) > MOST_LINE or not isinstance(record.args, tuple):
         return record.getMessage()
-    places = _places(record.msg)
+    frame, places = _places(record.msg)
     if len(places) != len(record.args):
         return record.getMessage()
-    texts = (form % (value,) for (form, _), value in zip(places, record.args, strict=True))
-    values = (log_value(text) if has_key else text for (_, has_key), text in zip(places, texts, strict=True))
-    return PLACEHOLDER.sub(lambda found: "%" if found["conversion"] is None else next(values), record.msg)
+    texts = [form % (value,) for (form, _), value in zip(places, record.args, strict=True)]
+    values = [log_value(text) if has_key else text for (_, has_key), text in zip(places, texts, strict=True)]
+    return frame % tuple(values)
 
 
 @functools.lru_cache(MOST_KINDS)
-def _places(message: str) -> tuple[tuple[str, bool], ...]:
-    """Returns the form of each value, and whether it stands after a `key=`."""
-    return tuple(
-        (f"%{found['form']}{found['conversion']}", found["key"] is not None)
-        for found in PLACEHOLDER.finditer(message)
-        if found["conversion"] is not None
-    )
+def _places(message: str) -> tuple[str, tuple[tuple[str, bool], ...]]:
+    """Returns the message as a frame for texts, the form of each value, and whether it stands after a `key=`."""
+    frame, places, end = "", [], 0
+    for found in PLACEHOLDER.finditer(message):
+        is_value = found["conversion"] is not None
+        frame += message[end : found.start()].replace("%", "%%") + ("%s" if is_value else "%%")
+        end = found.end()
+        if is_value:
+            places.append((f"%{found['form']}{found['conversion']}", found["key"] is not None))
+    return frame + message[end:].replace("%", "%%"), tuple(places)
 
 
 @dataclass(slots=True)

@@ -50,6 +50,9 @@ def configure_logging(identity: str, *, owns_files: bool = False) -> None:
             earlier.close()
     root.handlers[:] = [EventHandler(identity, OwnFile.behind(OUTPUTS) if owns_files else ())]
     root.setLevel(logging.INFO)
+    # What lines do not say is not looked up for each of them (CPython's logging documentation, "Optimization").
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     for noisy in ("httpx", "uvicorn.access", "asyncio", "grpc"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 

@@ -30,6 +30,10 @@ class GenerateBody(AnswerRequest):
     resume_from: str = ""
     tenant: str = ""
 
+    @property
+    def named_tenant(self) -> str:
+        return self.tenant
+
 
 _FIELDS = frozenset(field.alias or name for name, field in GenerateBody.model_fields.items())
 """Fields that a message has under the names that bodies of other dialects have, too."""

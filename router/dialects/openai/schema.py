@@ -105,6 +105,8 @@ def refuse_unsupported(values: Mapping[str, Any]) -> None:
 
 def refuse(values: Mapping[str, Any], harmless: Mapping[str, Callable[[Any], bool]], said: str) -> None:
     """Raises UnsupportedFeature, with what is `said`, for a field that has no harmless value."""
+    if harmless.keys().isdisjoint(values):
+        return
     for name, is_harmless in harmless.items():
         value = values.get(name)
         if value is not None and not is_harmless(value):

@@ -18,9 +18,12 @@ from router.dialects.grpc.schema import GenerateBody, add_output
 from router.dialects.openai.reply import finish_reason
 from router.dialects.openai.tool_calls import has_calls
 from router.endpoints.grpc.calls import AuthenticatedCalls, QueuedWriter, client_address, shown_metadata
+from router.endpoints.grpc.named_tenant import named_tenant
 from router.requests.client_request import ClientRequest
+from router.requests.params import check_request_id
 from router.requests.request_handler import RequestHandler
 from router.requests.resume import SentProgress, StreamPoint, with_pulse
+from router.requests.work import BesideBody
 from router.text.output.events import TextEvent
 from router.text.tokenizer import Text, token_text
 from twostroke.request import PromptLogprobs, SampledToken
@@ -41,7 +44,9 @@ class InferenceService:
 
     async def Generate(self, raw: bytes, context: Context) -> AsyncIterator[inference_pb2.GenerateResponse]:
         received_s, auth = time.monotonic(), self._calls.of(context)
-        body = await self._handler.prepare("grpc_generate", raw, auth, client=client_address(context))
+        tenant = named_tenant(raw)
+        beside = BesideBody(tenant=None if tenant is None else check_request_id(tenant, "tenant"))
+        body = await self._handler.prepare("grpc_generate", raw, auth, client=client_address(context), beside=beside)
         assert isinstance(body, GenerateBody)
         request = _client_request(body, auth, context, received_s)
         messages = _Messages(request, self._handler.text, context)

@@ -90,8 +90,8 @@ MUTANTS: Final = (
         name="prompts-are-free",
         claim="the tokens of prompts count for the limit of an API key",
         file="router/requests/request_output.py",
-        old="self._client_request.auth.spend(len(parent.request.prompt))",
-        new="self._client_request.auth.spend(0)",
+        old="self._spend(len(parent.request.prompt))",
+        new="self._spend(0)",
         test="tests/unit/router/auth/test_api_keys.py::test_tokens_of_prompt_and_answer_count",
     ),
     Mutant(
@@ -407,5 +407,48 @@ MUTANTS: Final = (
         old='if self.weights == "int8" and self.dtype != "bfloat16":',
         new='if self.weights == "int8" and not self.dtype:',
         test="tests/unit/config/test_configs.py::test_what_is_wrong_is_named",
+    ),
+    Mutant(
+        name="text-cut-before-any-token",
+        claim="a prompt has the same tokens, whatever of it was prepared before",
+        file="router/text/segments.py",
+        old="return not (token.lstrip or token.rstrip or token.single_word or token.content != token.content.strip())",
+        new="return True",
+        test="tests/unit/router/text/test_known_text.py::test_text_is_not_cut_before_tokens_that_take_what_stands_beside_them",
+    ),
+    Mutant(
+        name="text-key-without-what-is-before",
+        claim="a prompt has the same tokens, whatever of it was prepared before",
+        file="router/text/known_text.py",
+        old="            key = _keyed(key, said(segment))",
+        new="            key = _keyed(self._root, said(segment))",
+        test="tests/unit/router/text/test_known_text.py::test_a_segment_is_found_only_behind_what_was_before_it",
+    ),
+    Mutant(
+        name="text-key-without-salt",
+        claim="nobody finds text that was prepared for another one",
+        file="router/text/known_text.py",
+        old='return _keyed(key, len(owner).to_bytes(4, "little") + owner + salt)',
+        new='return _keyed(key, len(owner).to_bytes(4, "little") + owner)',
+        test="tests/unit/router/text/test_known_text.py::test_nobody_finds_text_of_another_tenant_client_or_salt",
+    ),
+    Mutant(
+        name="text-key-without-tenant",
+        claim="nobody finds text that was prepared for another one",
+        file="router/preparation/prepared_texts.py",
+        old="key = hashlib.blake2b(work.tenant.encode(), digest_size=32, key=self._secret).digest()",
+        new='key = hashlib.blake2b(b"", digest_size=32, key=self._secret).digest()',
+        test=(
+            "tests/unit/router/preparation/test_prepared_texts.py"
+            "::test_each_tenant_has_a_key_of_its_own_which_no_other_router_has"
+        ),
+    ),
+    Mutant(
+        name="kept-hashes-without-salt",
+        claim="tenants do not see each other's prefixes",
+        file="router/serving/prompt_hashes.py",
+        old='said = b"%d %d " % (block_size, request.public_blocks) + request.salt',
+        new='said = b"%d %d " % (block_size, request.public_blocks)',
+        test="tests/unit/router/serving/test_prompt_hashes.py::test_whoever_has_another_salt_finds_no_hashes",
     ),
 )

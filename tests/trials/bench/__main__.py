@@ -98,6 +98,9 @@ COMMANDS = {
     "decisions": Command(
         "tests.trials.bench.decisions", "how long the router thinks about one request, in a large fleet"
     ),
+    "prompts": Command(
+        "tests.trials.bench.prompts", "processor time of a router for a long prompt, new and as the next turn of a chat"
+    ),
     "console": Command(
         "tests.trials.bench.console", "what open pages of the console take from a router with 500 workers under load"
     ),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from router.metrics import RouterMetrics
+from router.preparation.prepared_texts import PreparedTexts
 from router.preparation.preparer import ProcessPreparer
 from router.text import text_files
 from router.text.text_files import TEXT_FILES, one_text, text_copy, text_digest
@@ -67,7 +69,7 @@ def test_processes_that_prepare_requests_keep_their_text_when_the_models_folder_
     """They would fail when they start after that, and so would each request that needs one."""
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
-    preparers = [ProcessPreparer(ByteText(), str(folder)) for _ in range(2)]
+    preparers = [ProcessPreparer(ByteText(), str(folder), PreparedTexts(0, RouterMetrics())) for _ in range(2)]
     for name in (*TEXT_FILES, "additional_chat_templates/rag.jinja"):
         (folder / name).write_text("new")
     for preparer in preparers:

@@ -23,7 +23,7 @@ from router.requests.request_handler import RequestHandler
 from router.server import RouterServer
 from router.server_branch import RouterTable
 from router.serving.parent_request import ParentRequest, Take, take_none
-from router.text.tokenizer import ByteText
+from router.text.tokenizer import ByteText, Text
 from tests.hand_cut import HandCutTransport
 from tests.inline_preparer import InlinePreparer
 from twostroke.base.errors import Cancelled, PeerLost, ServeError
@@ -232,8 +232,9 @@ async def open_frontend(
     cluster_token: str = "",
     output: OutputConfig | None = None,
     branches: RouterTable = BRANCHES,
+    text: Text | None = None,
 ) -> AsyncIterator[Frontend]:
-    """`output`: how answers are taken apart."""
+    """`output`: how answers are taken apart. `text`: that of the model; without it, text is bytes."""
     dispatcher, metrics = ScriptedDispatcher(), RouterMetrics()
     config = RouterConfig(
         listen=ListenConfig(http_port=0, grpc_port=0),
@@ -243,9 +244,9 @@ async def open_frontend(
         fleet_address=fleet_address,
         cluster_token=cluster_token,
     )
-    text = InlinePreparer(ByteText(output))
+    preparer = InlinePreparer(text or ByteText(output), metrics)
     server = RouterServer(
-        config, dispatcher, text, metrics, router_id="router-0", recorder=dispatcher.recorder, branches=branches
+        config, dispatcher, preparer, metrics, router_id="router-0", recorder=dispatcher.recorder, branches=branches
     )
     url = f"http://{server.addresses.http}"
     async with (

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from router.metrics import RouterMetrics
+from router.preparation.prepared_texts import PreparedTexts
 from router.preparation.preparer import ProcessPreparer
 from router.requests.compiled_grammars import CompiledGrammars
 from router.text.structured.output import StructuredOutput
@@ -23,7 +24,7 @@ ORDINARY = output_of("json", {"type": "object", "properties": {"name": {"type": 
 
 @contextlib.asynccontextmanager
 async def preparing(model_dir: Path) -> AsyncIterator[ProcessPreparer]:
-    prepares = ProcessPreparer(load_text(str(model_dir)), str(model_dir))
+    prepares = ProcessPreparer(load_text(str(model_dir)), str(model_dir), PreparedTexts(0, RouterMetrics()))
     running = asyncio.create_task(prepares.run())
     try:
         await prepares.compile(ORDINARY, "")  # its process starts

@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from router.metrics import RouterMetrics
+from router.preparation.prepared_texts import PreparedTexts
 from router.preparation.preparer import ProcessPreparer
 from router.preparation.work_process import WORK_S
 from router.text.structured.compile import CompiledGrammar, Refusal
@@ -55,7 +57,7 @@ def compiler() -> Iterator[Try]:
             assert "\n" not in compiled.value.error.message
 
     with asyncio.Runner() as runner:
-        loop, preparer = runner.get_loop(), ProcessPreparer(ByteText(), "")
+        loop, preparer = runner.get_loop(), ProcessPreparer(ByteText(), "", PreparedTexts(0, RouterMetrics()))
         running = loop.create_task(preparer.run())
 
         def attempt(data: bytes) -> None:

@@ -1,14 +1,16 @@
-"""Parts of a streamed body are written at once where the connection lets them, and through `send` where it does not."""
+"""Parts of a streamed body are written at once where the connection lets them, and through `send` where it does not. An
+application that asks for it ends with its client."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from router.http_server.exchange import WRITE_PART, Exchange
+from router.http_server.exchange import EXCHANGE, Exchange
 
 
 class Wire:
@@ -38,7 +40,7 @@ async def streamed(wire: Wire, use: Callable[[Exchange], None], **scope: str) ->
     """Stream a body over `wire`; `use` has the extension in the middle of it."""
 
     async def app(scope: Scope, _: Receive, send: Send) -> None:
-        parts: Exchange = scope["extensions"][WRITE_PART]
+        parts: Exchange = scope["extensions"][EXCHANGE]
         await send({"type": "http.response.start", "status": 200, "headers": []})
         assert not parts.takes_parts, "the head goes first"
         await send(part(b"one"))
@@ -82,3 +84,22 @@ async def test_a_client_that_takes_nothing_is_waited_for() -> None:
         wire.is_writable = True
 
     await streamed(wire, use)
+
+
+@pytest.mark.parametrize("has_left", [True, False])
+async def test_an_application_that_asks_for_it_is_cancelled_when_its_client_leaves(has_left: bool) -> None:
+    whole = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/"}
+    exchange, waits = Exchange(Wire(), whole, ServerState(), keep_alive=True), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["extensions"][EXCHANGE].end_with_client()
+        waits.set()
+        await asyncio.Event().wait()
+
+    if has_left:
+        exchange.leave()
+    task = asyncio.create_task(exchange.run(app))
+    await waits.wait()
+    exchange.leave()
+    (ended,) = await asyncio.gather(task, return_exceptions=True)
+    assert isinstance(ended, asyncio.CancelledError)

@@ -18,8 +18,9 @@ import pytest
 
 from router.endpoints.app import build_http_app
 from router.metrics import RouterMetrics
-from router.preparation import preparer, work_process
+from router.preparation import preparer, process, work_process
 from router.preparation.prepare import prepare
+from router.preparation.prepared_texts import PreparedTexts
 from router.preparation.preparer import ProcessPreparer
 from router.preparation.process import MOST_BYTES, most_bytes
 from router.requests.request_handler import RequestHandler
@@ -50,8 +51,8 @@ def work_of(kind: str, body: Any, facts: Any = FACTS) -> Work:
 
 
 @contextlib.asynccontextmanager
-async def running(text: Any = None, model_dir: str = "") -> AsyncIterator[ProcessPreparer]:
-    prepares = ProcessPreparer(text or ByteText(), model_dir)
+async def running(text: Any = None, model_dir: str = "", text_cache_bytes: int = 0) -> AsyncIterator[ProcessPreparer]:
+    prepares = ProcessPreparer(text or ByteText(), model_dir, PreparedTexts(text_cache_bytes, RouterMetrics()))
     task = asyncio.create_task(prepares.run())
     try:
         yield prepares
@@ -178,11 +179,11 @@ async def test_a_small_body_that_takes_too_much_processor_time_is_refused(monkey
 
 
 async def test_tenants_take_turns_and_who_leaves_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepares = ProcessPreparer(ByteText(), "")
+    prepares = ProcessPreparer(ByteText(), "", PreparedTexts(0, RouterMetrics()))
     lane, order = prepares._large, []
 
-    async def outcome(work: Work) -> PreparationOutcome:
-        order.append(work.body[:1])
+    async def outcome(waiting: Any) -> PreparationOutcome:
+        order.append(waiting.work.body[:1])
         return PreparationOutcome(value=b"")
 
     monkeypatch.setattr(lane, "_tried", outcome)
@@ -251,7 +252,7 @@ async def test_a_body_above_what_may_wait_is_read_alone_and_the_others_go_on(mon
 async def test_equal_bodies_that_wait_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = []
     monkeypatch.setattr(Work, "__eq__", lambda *both: compared.append(both))
-    lane = ProcessPreparer(ByteText(), "")._large
+    lane = ProcessPreparer(ByteText(), "", PreparedTexts(0, RouterMetrics()))._large
     asked = [asyncio.create_task(lane.prepare(work_of("/v1/chat/completions", b"a" * 10), "")) for _ in range(9)]
     await asyncio.sleep(0)
     asked[-1].cancel()
@@ -372,3 +373,20 @@ async def test_what_is_nested_too_deeply_for_a_reply_is_refused_where_it_is_read
                 got = await http.post("/v1/responses", content=body, headers={"content-type": "application/json"})
                 statuses.append(got.status_code)
     assert (statuses[0], statuses[-1], set(statuses)) == (200, 400, {200, 400})
+
+
+def test_a_process_without_memory_for_an_answer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    class HasEndedError(Exception):
+        pass
+
+    def end() -> None:
+        raise HasEndedError
+
+    def read(stream: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(process, "_write", lambda said: None)
+    monkeypatch.setattr(process, "_read", read)
+    monkeypatch.setattr(process.os, "abort", end)
+    with pytest.raises(HasEndedError):
+        process._RoutersSegments().find([b"k" * 16])

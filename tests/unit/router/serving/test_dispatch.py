@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from dataclasses import replace
 
 import pytest
 
 from router.fleet.token_stream import TokenDelta
-from router.serving.dispatcher import HASHED_TOKENS, hash_blocks
 from router.serving.parent_request import ParentRequest
 from twostroke.base.errors import (
     Cancelled,
@@ -34,6 +34,18 @@ async def test_an_answer_comes_in_order_and_is_not_closed_at_the_worker(fleet, a
     assert list(worker.opens[0].request.prompt) == list(range(100))
     assert worker.opens[0].request_id == "r#0"
     assert worker.opens[0].block_hashes == b"".join(block_hashes_of(range(100), 16))
+
+
+async def test_a_choice_has_two_lines_in_the_log(fleet, ask, caplog):
+    await fleet.add("decode-0")
+    core = await fleet.core()
+    caplog.set_level(logging.INFO)
+    await ask(core).task
+    placed, ended = (each.getMessage() for each in caplog.records if "request=r#0" in each.getMessage())
+    assert placed.startswith("routed request=r#0 attempt=")
+    assert ended.startswith("choice ended request=r#0 outcome=length worker=decode-0 prompt_tokens=100 tokens=")
+    assert " attempts=1 " in ended
+    assert " done=" in ended
 
 
 async def test_choices_come_each_with_its_own_tokens_and_finish(fleet, ask):
@@ -403,22 +415,3 @@ async def test_a_wrong_cluster_token_is_said_plainly(fleet, caplog):
         assert "the caller does not have this cluster's token" in caplog.text
     finally:
         await core.close()
-
-
-async def test_a_long_prompt_is_hashed_in_parts_with_others_in_between():
-    prompt = tuple(range(5 * HASHED_TOKENS + 7))
-    params = SamplingParams(seed=1, max_tokens=1)
-    request = GenerateRequest(prompt=prompt, sampling=params, salt=b"tenant")
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0)
-            turns += 1
-
-    counting = asyncio.create_task(count())
-    hashes = await hash_blocks(request, 16)
-    counting.cancel()
-    assert list(hashes) == block_hashes_of(prompt, 16, b"tenant")
-    assert turns >= 4

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from router.text.detokenize import ByteDecoder, OutputText, RecentTokensDecoder
 from router.text.stop_strings import StopScanner, StopStrings
+from router.text.tokenizer import TokenizerText
 
 PIECES = st.text(alphabet="ab€😀é\n", max_size=24)
 STOPS = st.lists(st.text(alphabet="ab€😀é", min_size=1, max_size=4), max_size=3)
@@ -88,6 +90,21 @@ def test_any_bytes_of_a_byte_level_tokenizer_stream_as_they_decode_at_once(data)
     assert "".join([*map(decoder.feed, data), decoder.flush()]) == bytes(data).decode("utf-8", "replace")
 
 
+SILENT = 300
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from([*"aé€😀".encode(), 0xFF, SILENT]), max_size=60), st.sampled_from([b"", b"x", b"\xe2\x82"])
+)
+def test_a_decoder_of_bytes_says_what_the_whole_output_decodes_to_behind_its_prompt(data, prompt):
+    decoder = ByteDecoder(lambda token: bytes([token]), frozenset({SILENT}), prompt)
+    shown = bytes(token for token in data if token != SILENT)
+    begun = b"" if prompt.isascii() else prompt
+    expected = (begun + shown).decode("utf-8", "replace")
+    assert "".join([*map(decoder.feed, data), decoder.flush()]) == expected
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(
@@ -142,3 +159,17 @@ def test_a_stop_string_counts_from_the_first_token_behind_min_tokens_on() -> Non
     assert not text.is_stopped
     assert text.feed(ord("b")) == ""
     assert text.is_stopped
+
+
+def test_an_entry_that_mixes_alphabets_is_text_in_a_stream_as_in_a_whole_answer(tmp_path: Path) -> None:
+    entries = ["é\uff5c", "Ġé b", "<|x y|>", "你", "café x", "naïve", "Ġ▁"]
+    vocabulary = {entry: place for place, entry in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), *entries])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    added = ["café", "<é x>", "Ġz", "├"]
+    tokenizer.add_tokens([AddedToken(each, normalized=False) for each in added])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    text = TokenizerText(tmp_path)
+    for entry in (*entries, *added):
+        token, decoder = tokenizer.token_to_id(entry), text.decoder([])
+        assert decoder.feed(token) + decoder.flush() == text.decode([token]), entry

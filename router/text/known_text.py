@@ -1,0 +1,103 @@
+"""Tokens of text that was tokenized before: segments of it by a key that covers all that stands before their end.
+
+A key is a keyed hash. It covers whose text it is and the client's salt. So a segment is found again only by texts of
+the same owner that begin with the very same characters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, TypeVar
+
+KEY_BYTES: Final = 16
+LEAST_KNOWN_CHARS = 4096
+"""Characters of a text that is looked for: to tokenize a shorter one takes a millisecond."""
+
+Segment = TypeVar("Segment")
+
+
+class KnownSegments(Protocol):
+    """Segments of texts that were tokenized before, as whoever prepares a request can ask for them."""
+
+    def find(self, keys: Sequence[bytes]) -> Sequence[array[int]]:
+        """Returns the tokens of the first keys, up to the first one that is not known."""
+
+    def keep(self, key: bytes, tokens: array[int]) -> None: ...
+
+
+class KnownText:
+    """What is known of one owner's text. Where nothing may be kept, every text is tokenized as a whole."""
+
+    def __init__(self, root: bytes, segments: KnownSegments | None) -> None:
+        """`root`: a key for whose text it is. None: nothing is known, and nothing kept."""
+        self._root = root
+        self._segments = segments
+        self._own: dict[bytes, array[int]] = {}
+        """Segments of this request: its further texts may begin like its first one."""
+
+    def may_know(self, text: str) -> bool:
+        return self._segments is not None and len(text) >= LEAST_KNOWN_CHARS
+
+    def tokens(
+        self,
+        segments: Sequence[Segment],
+        kind: bytes,
+        said: Callable[[Segment], bytes],
+        encode: Callable[[Segment], Sequence[int]],
+    ) -> array[int]:
+        """Returns the tokens of all segments.
+
+        `kind` is how they are tokenized, `said` their content as bytes. The last segment ends where the text does and
+        not where it could be cut: it is tokenized anew.
+        """
+        keys = self._keys(segments[:-1], kind, said)
+        tokens = array("I")
+        known = self._found(keys)
+        for each in known:
+            tokens.extend(each)
+        for key, segment in zip(keys[len(known) :], segments[len(known) :], strict=False):
+            made = self._own[key] = array("I", encode(segment))
+            tokens.extend(made)
+            if self._segments is not None:
+                self._segments.keep(key, made)
+        tokens.extend(encode(segments[-1]))
+        return tokens
+
+    def _keys(self, segments: Sequence[Segment], kind: bytes, said: Callable[[Segment], bytes]) -> list[bytes]:
+        """Returns the key of each segment, which the key of the one before it goes into."""
+        keys = []
+        key = _keyed(self._root, kind)
+        for segment in segments:
+            key = _keyed(key, said(segment))
+            keys.append(key)
+        return keys
+
+    def _found(self, keys: Sequence[bytes]) -> list[array[int]]:
+        found = []
+        for key in keys:
+            if key not in self._own:
+                break
+            found.append(self._own[key])
+        left = keys[len(found) :]
+        if left and self._segments is not None:
+            others = self._segments.find(left)
+            self._own.update(zip(left, others, strict=False))
+            found += others
+        return found
+
+
+NOTHING_KNOWN: Final = KnownText(b"", None)
+
+
+def owner_root(key: bytes, owner: bytes, salt: bytes) -> bytes:
+    """Returns the root of the keys of one owner's text. Nobody else can know it who does not know `key`.
+
+    `owner` is named within what `key` stands for, and goes in with its length, so that no salt makes it another one.
+    """
+    return _keyed(key, len(owner).to_bytes(4, "little") + owner + salt)
+
+
+def _keyed(key: bytes, content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=KEY_BYTES, key=key, person=b"prepared text").digest()
