@@ -25,7 +25,7 @@ ifeq ($(wildcard pyproject.toml proto/twostroke),)
 $(error This Makefile works in its own folder: make -C THE_CHECKOUT $(MAKECMDGOALS))
 endif
 
-.PHONY: help serve test budgets .prepared quick bench-kernels bench-index bench-decisions bench-determinism bench-policies bench-cores bench-overload bench-sweep bench-grid bench-host bench-startup bench-pins image manifests pods hosts rayup .tools rolling scaling lint settings faults soak proto proto-check slow gpu nixl fuzz schemas neighbours adapters mutants clean clients .clients .checked identity
+.PHONY: help serve test budgets .prepared quick bench-kernels bench-index bench-decisions bench-determinism bench-policies bench-cores bench-overload bench-sweep bench-grid bench-host bench-open-prompts bench-startup bench-pins image manifests pods hosts rayup .tools rolling scaling lint settings faults soak proto proto-check slow gpu nixl fuzz schemas neighbours adapters mutants clean clients .clients .checked identity
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
@@ -44,7 +44,7 @@ help:
 	@echo "make faults            break a cluster in every way under load, write docs/faults.md (ARGS=...)"
 	@echo "make hosts             the same for hosts and cables: four hosts out of namespaces, needs root; docs/multi-host.md"
 	@echo "make soak              load and random faults for an hour, into docs/faults.md (ARGS=\"--for 10m\")"
-	@echo "make bench-kernels     time the engine's parts; also bench-index, -decisions, -determinism, -policies, -cores, -overload, -sweep, -grid, -host, -startup, -pins"
+	@echo "make bench-kernels     time the engine's parts; also bench-index, -decisions, -determinism, -policies, -cores, -overload, -sweep, -grid, -host, -open-prompts, -startup, -pins"
 	@echo "make clients           stock clients against a served model: openai (also node's), LiteLLM, anthropic, LangChain, benchmarks (3 GB)"
 	@echo "make nixl              page transport nixl through the conformance suite, on a CPU (69 MB to download)"
 	@echo "make fuzz [ARGS=...]   garbage at every endpoint, led by coverage (35 MB to download): ARGS=\"--for 3600\""
@@ -212,7 +212,7 @@ $(VENV)/fuzz/.installed: $(VENV)/.dev
 fuzz: $(VENV)/fuzz/.installed
 	PYTHONPATH="$(CURDIR):$(CURDIR)/$(VENV)/fuzz" $(BIN)/python -m tests.trials.chaos.fuzz $(ARGS)
 
-bench-kernels bench-index bench-decisions bench-determinism bench-policies bench-cores bench-overload bench-sweep bench-grid bench-host bench-startup bench-pins: $(VENV)/.dev
+bench-kernels bench-index bench-decisions bench-determinism bench-policies bench-cores bench-overload bench-sweep bench-grid bench-host bench-open-prompts bench-startup bench-pins: $(VENV)/.dev
 	$(BIN)/python -m tests.trials.bench $(@:bench-%=%) $(ARGS)
 
 schemas: $(VENV)/.dev

@@ -103,7 +103,7 @@ class EventLog:
 
     def __init__(self, epoch: Epoch) -> None:
         self.epoch = epoch
-        self._tiers = {place: _TierBlocks(*place) for place in PLACES}
+        self._tiers = {place: TierBlocks(*place) for place in PLACES}
         self._places = tuple(self._tiers.values())
         self._ring: deque[EventBatch] = deque(maxlen=RING_BATCHES)
         self._sequence = 0
@@ -116,6 +116,10 @@ class EventLog:
     @property
     def has_changes(self) -> bool:
         return any(tier_blocks.pending for tier_blocks in self._places)
+
+    def device_blocks(self, group: GroupKind) -> TierBlocks:
+        """Returns the blocks of one group on the device, where whoever tells of many adds and removes them."""
+        return self._tiers[Tier.DEVICE, group]
 
     def stored(self, block_hash: BlockHash, tier: Tier = Tier.DEVICE, group: GroupKind = GroupKind.FULL) -> None:
         self._tiers[tier, group].add(block_hash)
@@ -181,7 +185,7 @@ class EventLog:
         return EventBatch(self._sequence, (), (), count, digest, published_s=published_s)
 
 
-class _TierBlocks:
+class TierBlocks:
     """The blocks of one group on one tier, and the changes since the last batch."""
 
     def __init__(self, tier: Tier, group: GroupKind) -> None:

@@ -38,7 +38,12 @@ class _EpochLog:
     """The event log of the current epoch."""
 
     def __init__(self) -> None:
-        self.log = EventLog(Epoch.begin(0))
+        self.begin(EventLog(Epoch.begin(0)))
+
+    def begin(self, log: EventLog) -> None:
+        self.log = log
+        self.blocks = [log.device_blocks(group) for group in GroupKind]
+        """The blocks of each page group in the log."""
 
 
 class LoadedBranch:
@@ -71,12 +76,12 @@ class _GroupListener:
         self._others = [listener for each in loaded if (listener := each.listener(group)) is not None]
 
     def stored(self, name: BlockHash) -> None:
-        self._epoch.log.stored(name, group=self._group)
+        self._epoch.blocks[self._group].add(name)
         for other in self._others:
             other.stored(name)
 
     def removed(self, name: BlockHash) -> None:
-        self._epoch.log.removed(name, group=self._group)
+        self._epoch.blocks[self._group].remove(name)
         for other in self._others:
             other.removed(name)
 
@@ -150,7 +155,8 @@ class EngineState:
         held = sum(group.total - group.unheld for group in pool.groups)
         if held:
             raise InternalError(f"{held} pages are still held by the previous epoch: start a new process")
-        log = self._epoch.log = EventLog(epoch)
+        log = EventLog(epoch)
+        self._epoch.begin(log)
         for number, group in enumerate(pool.groups):
             for block_hash in group.unheld_blocks():
                 log.stored(block_hash, group=GroupKind(number))

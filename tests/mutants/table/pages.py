@@ -235,9 +235,9 @@ MUTANTS: Final = (
     Mutant(
         name="no-new-generation",
         claim="a page that was reused while somebody read it is never taken for what it was",
-        file="twostroke/kv_cache/groups/group_pool.py",
-        old="self._listener.new_writer(page)",
-        new="pass",
+        file="twostroke/kv_cache/groups/full_group.py",
+        old="            new_writer(page)\n",
+        new="",
         test="tests/unit/kv_cache/test_pool.py::test_every_new_life_of_a_page_is_told_and_a_shared_one_is_not",
     ),
     Mutant(

@@ -11,8 +11,8 @@ MUTANTS: Final = (
         name="tables-of-128-pages",
         claim="prompts longer than every internal step have the tokens of greedy generate",
         file="twostroke/scheduler/batching.py",
-        old="for row in np.flatnonzero(used > known).tolist():",
-        new="for row in np.flatnonzero((used > known) & (known < 128)).tolist():",
+        old="tables[row, known[row] : used[row]] = pages[row][known[row] : used[row]]",
+        new=("tables[row, known[row] : min(used[row], 128)] = pages[row][known[row] : min(used[row], 128)]"),
         test=("tests/unit/scheduler/test_page_tables.py::test_a_long_prompt_and_a_long_answer_have_all_of_their_pages"),
     ),
     Mutant(

@@ -48,6 +48,10 @@ COMMANDS = {
         "tests.trials.bench.grid",
         "simulated, trace x size of the fleet x load: our policy over the best of the others in every cell",
     ),
+    "dynamo": Command(
+        "tests.trials.bench.dynamo",
+        "simulated, our port of Dynamo's policy and ours beside Dynamo's own replay, under the same steps",
+    ),
     "index": Command(
         "tests.trials.bench.index",
         "the router's prefix index: lookups, learning and memory, beside another router's if it is at hand",

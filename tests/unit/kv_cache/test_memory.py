@@ -68,7 +68,7 @@ def test_a_reader_can_write_neither_pages_nor_generations(memory: PageMemory) ->
     reader = attach(memory)
     with pytest.raises(ValueError, match="read-only"):
         reader.page(PageId(0))[0] = 1
-    with pytest.raises(ValueError, match="read-only"):
+    with pytest.raises(TypeError, match="read-only"):
         reader.begin_new_generation(PageId(0))
     reader.close()
 

@@ -143,15 +143,22 @@ class FullGroup(GroupPool):
         self, hashes: Sequence[BlockHash], missing: Sequence[int], root: BlockHash, first: int
     ) -> list[PageId]:
         """Takes a page for each of these blocks of a chain, which begins `first` blocks after its prompt."""
-        records, counts, taken = self._pages, self._counts, list[PageId]()
+        records, by_hash, children, new_writer = self._pages, self._by_hash, self._children, self._listener.new_writer
+        taken: list[PageId] = []
         for index in missing:
-            page = self._take()
+            if not self._free:
+                self._evict()
+            page = self._free.popleft()
+            block_hash, parent = hashes[index], hashes[index - 1] if index else root
             record = records[page]
-            self._set_hash(page, hashes[index], hashes[index - 1] if index else root)
-            record.state, record.depth = PageState.ARRIVING, first + index
+            record.hash, record.parent, record.depth = block_hash, parent, first + index
+            record.state, record.refs = PageState.ARRIVING, 1
+            by_hash[block_hash] = page
+            children[parent] = children.get(parent, 0) + 1
+            new_writer(page)
             taken.append(page)
-            counts[PageState.FREE] -= 1
-        counts[PageState.ARRIVING] += len(missing)
+        self._counts[PageState.FREE] -= len(missing)
+        self._counts[PageState.ARRIVING] += len(missing)
         self._unwritten_blocks += len(missing)
         self._unwritten_depths += sum(missing) + first * len(missing)
         return taken

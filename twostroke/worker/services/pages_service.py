@@ -182,7 +182,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
                 raise InvalidRequest("wanted must be ascending block indices of ascending page groups", field="wanted")
             parts += [Part(block, group) for block in blocks]
         if not parts:
-            raise InvalidRequest("wanted names no block", field="wanted")
+            raise InvalidRequest("wanted must be ascending block indices, and names none", field="wanted")
         return parts if len(groups) == 1 else sorted(parts)
 
     async def _announce(self, job: PageJob, served: ServedPages) -> AsyncGenerator[worker_pb2.PagesReady, None]:

@@ -1,0 +1,60 @@
+"""The comparison with Dynamo's replay, with a replay that is none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.trials.bench import dynamo
+from tests.trials.bench.__main__ import PROGRAM
+from tests.trials.bench.dynamo import Cell, Played, fleet_of, in_whole_blocks, played, played_there, replayed_by
+from tools.simulate.runs import Trial, run_trial
+from tools.simulate.traces.trace import Trace, TraceRow
+from twostroke.base.errors import ConfigError
+
+TRACE = Trace("test", 512, tuple(TraceRow(10.0 * at, 1300, 4, (0, 1, 10 + at)) for at in range(3)))
+
+
+def test_prompts_are_cut_to_whole_blocks_and_keep_one() -> None:
+    short = TraceRow(0.0, 100, 4, (7,))
+    cut = in_whole_blocks(Trace("test", 512, (*TRACE.rows, short)))
+    assert [(row.input_tokens, row.blocks) for row in cut.rows] == [(1024, (0, 1))] * 3 + [(512, (7,))]
+
+
+def test_a_lone_first_token_comes_after_one_step_of_each_kind() -> None:
+    shape = fleet_of(1, 512, 0)
+    run = run_trial(Trial(variant=dynamo.PORT, trace=in_whole_blocks(TRACE), shape=shape))
+    found = played(run, shape)
+    assert found.ttfts_s[0] == pytest.approx(dynamo.PREFILL_S + dynamo.DECODE_S, abs=1e-3)
+    assert found.reuse == pytest.approx(2 * 512 / (3 * 1024)), "the last block of a whole prompt counts as computed"
+
+
+def test_first_tokens_within_a_hundredth_count_as_equal() -> None:
+    theirs = played_there([{"ttft_s": at_s, "reused_tokens": 5, "tokens": 10} for at_s in (1.0, 2.0, 3.0, 4.0)])
+    cell = Cell("test", 0.5, (theirs,), Played((1.0, 2.01, 3.1, 5.0), 0.5), theirs)
+    assert (cell.equal_share, cell.reuse, cell.mean_s) == (0.5, 0.5, 2.5)
+
+
+def test_a_python_without_the_replay_is_named() -> None:
+    with pytest.raises(ConfigError, match="its replay failed"):
+        replayed_by(sys.executable, TRACE, fleet_of(1, 512, 0))
+    with pytest.raises(ConfigError, match="No such file"):
+        replayed_by("/nowhere/python", TRACE, fleet_of(1, 512, 0))
+
+
+def test_the_table_has_a_row_for_every_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [
+        f'{{"timestamp": {at}000, "input_length": 1300, "output_length": 4, "hash_ids": [0, 1, {at}]}}\n'
+        for at in range(2, 6)
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(lines), encoding="utf-8")
+    monkeypatch.setattr(dynamo, "replayed_by", lambda python, trace, shape: Played((1.0,) * len(trace.rows), 0.25))
+    arguments = ["--python", "python", "--traces", str(path), "--size", "1", "--loads", "0.1,0.2", "--rounds", "1"]
+    assert PROGRAM.main(["dynamo", *arguments]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("0.2500") == 2
