@@ -149,10 +149,15 @@ def test_a_request_log_is_written_and_can_be_replayed(server: Server) -> None:
     def said() -> list[AnswerRecord | WorkerRecord]:
         return [record_of(line, LOG) for line in path.read_text().splitlines()]
 
+    def answers() -> list[AnswerRecord]:
+        return [record for record in said() if isinstance(record, AnswerRecord)]
+
+    answered = len(answers())
     server.command("chat", "What is written down?", "--max-tokens", "7")
-    wait_until(lambda: any(isinstance(record, WorkerRecord) for record in said()), path.read_text)
-    row = read_trace(path).rows[-1]
-    answer = [record for record in said() if isinstance(record, AnswerRecord)][-1]
+    wait_until(
+        lambda: len(answers()) > answered and any(isinstance(each, WorkerRecord) for each in said()), path.read_text
+    )
+    row, answer = read_trace(path).rows[-1], answers()[-1]
     assert (row.output_tokens, row.input_tokens) == (7, answer.prompt_tokens)
     assert answer.ttft_s is not None
     assert answer.predicted_ttft_s is not None

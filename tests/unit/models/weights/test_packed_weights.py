@@ -42,6 +42,9 @@ class NoProducts(Kernels):
     def function(self, name: str, arguments: tuple[Any, ...], result: Any = None) -> Callable[..., Any]:
         return lambda *_: pytest.fail(f"{name} was called")
 
+    def need(self, part: str) -> None:
+        """Needs none, since it computes nothing."""
+
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:

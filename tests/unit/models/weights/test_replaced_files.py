@@ -54,6 +54,9 @@ class NoProducts(Kernels):
     def function(self, name: str, arguments: tuple[Any, ...], result: Any = None) -> Callable[..., Any]:
         return lambda *_: pytest.fail(f"{name} was called")
 
+    def need(self, part: str) -> None:
+        """Needs none, since it computes nothing."""
+
 
 def packed(directory: Path) -> PackedModel:
     kernels = NoProducts(ctypes.CDLL(None), "none", "none")
