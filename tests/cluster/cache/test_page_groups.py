@@ -68,17 +68,20 @@ def right() -> list[list[int]]:
 
 async def test_every_hit_is_the_one_that_the_router_predicted(tmp_path: Path) -> None:
     log = tmp_path / "requests.jsonl"
-    async with running_cluster(prefill=2, decode=2, model=MODEL, cache=SMALL, request_log=log) as cluster:
+    pulling = ScheduleConfig(local_prefill=False)
+    async with running_cluster(
+        prefill=2, decode=2, model=MODEL, cache=SMALL, schedule=pulling, request_log=log
+    ) as cluster:
         client = Client(cluster.grpc)
-        for seed in range(24):
+        for seed in range(32):
             await answers(client, range(seed, seed + 1))
             await until_equal(cluster)  # events of the last answer have come
         await client.close()
     records = [json.loads(line) for line in log.read_text().splitlines()]
     found = [each for each in records if each["record"] == "answer"]
-    assert len(found) == 24
+    assert len(found) == 32
     assert [each for each in found if each["predicted_cached_tokens"] != each["cached_tokens"]] == []
-    assert sum(each["cached_tokens"] > 0 for each in found) > 8
+    assert sum(each["cached_tokens"] > 0 for each in found) > 2
     assert any(each.get("source") for each in records), "nothing was pulled"
 
 
