@@ -69,10 +69,7 @@ class LineFormatter(logging.Formatter):
         said = without_middle(on_one_line(_message(record)), MOST_LINE)
         at = f"{self._shown_second}.{int(record.msecs):03d}"
         line = f"{at} {record.levelname} {self._identity} {record.name} {said}"
-        further = [self.formatException(record.exc_info)] if record.exc_info else []
-        if record.stack_info:
-            further.append(self.formatStack(record.stack_info))
-        return "\n".join([line, *further])
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
     def formatException(self, ei: ExceptionInfo) -> str:  # noqa: N802  # the base class's name
         text = without_middle(super().formatException(ei), MOST_TRACEBACK)

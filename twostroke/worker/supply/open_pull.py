@@ -11,7 +11,7 @@ from twostroke.worker.supply.pull_spec import PullSpec
 
 
 class OpenPull:
-    """The pull client owns it and alone changes it. The cost of a question does not grow with blocks, except `is_wanted`."""
+    """The pull client owns it and alone changes it. No question but `is_wanted` costs more with more blocks."""
 
     def __init__(self, spec: PullSpec, pool: BlockPool, started_s: float) -> None:
         self.spec = spec
@@ -55,7 +55,7 @@ class OpenPull:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody holds a page that has not come. The first missing one is asked first, and usually answers."""
+        """Whether somebody holds a page that has not come. The first one is asked first, and usually answers."""
         if not self.remaining:
             return False
         pool, first = self._pool, self.remaining.get(Part(self.first_missing, GroupKind.FULL))
