@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,8 +22,9 @@ from twostroke.scheduler.cost import Budget, Queued, StepCost
 
 UNKNOWN_COST = StepCost(step_s=0.03, stream_s=3e-4, prompt_token_s=1e-3)
 """Cost while no worker has run a step: that of a small model on a small CPU."""
-UNKNOWN_LINK = LinkRate(latency_s=0.005, bytes_per_s=1e9)
-"""Rate while no worker has pulled from another: shared memory, or a good wire. Measured latencies of 0 are unknown."""
+UNKNOWN_LINK = LinkRate(latency_s=0.005, bytes_per_s=math.inf)
+"""Rate while no worker has pulled from another. One pull measures a link that is taken to be fast. One that is taken to
+be slow may never be tried, and so stays slow in the router's eyes. Measured latencies of 0 are unknown."""
 MANY_LINKS = 256
 """Links whose mean stands for that of all: a large fleet has hundreds of thousands."""
 UNKNOWN_STEP_TOKENS = 512

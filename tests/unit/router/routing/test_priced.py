@@ -109,6 +109,15 @@ def test_a_wire_that_is_busy_is_waited_for_or_not_taken() -> None:
     assert decide(view(P0, links={P1: FAST}), busy_holder).peer is None
 
 
+def test_a_link_that_nobody_has_measured_is_tried() -> None:
+    def source(links: dict[WorkerId, LinkRate]) -> WorkerId | None:
+        decode = view(D0, running=3, links=links)
+        return Priced()(snapshot([view(P0)], [decode], page_bytes=100_000_000)).source
+
+    assert source({P0: LinkRate(0.001, 1e9)}) is None, "the last chunk's pages would take three seconds"
+    assert source({}) == P0, "else no pull would ever measure it"
+
+
 def test_fetching_overlaps_with_waiting() -> None:
     decision = decide(view(P0, links={P1: LinkRate(0.001, 2e7)}, queue_s=0.6), view(P1, depths=(90,), queue_s=5.0))
     assert decision.peer == P1
