@@ -101,7 +101,7 @@ class RequestManager(RoleServices):
         reach(Point.DECODE_QUEUED)
 
     def close_request(self, request_id: RequestId, attempt: int) -> None:
-        """Frees everything that a request holds; closing an unknown request is no error."""
+        """Frees everything that a request holds; closing an unknown request is not an error."""
         reach(Point.DECODE_CLOSING)
         state = self._requests.get(request_id)
         if state is not None and not self._is_late(state, attempt) and attempt <= state.attempt.number:

@@ -16,7 +16,7 @@ from router.auth.api_keys import MOST_PRIORITY, OperatorKey
 from twostroke.base.errors import InvalidRequest
 
 Mark = Callable[[str], str]
-"""Makes a tenant's mark of a stream's name, which only routers of this cluster can. Empty: it is no tenant's."""
+"""Makes a tenant's mark of a stream's name, which only routers of this cluster can. Empty: it is not a tenant's."""
 
 
 def unmarked(stream: str) -> str:

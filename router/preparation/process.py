@@ -90,7 +90,7 @@ def serve(load: Callable[[str], Callable[[Any], PreparationOutcome]], most: int)
 
     `most`: bytes of address space for one piece of work, in addition to what the process has at its start. The command
     line is `PARENT NICE CPU_S MODEL_DIR DIGEST`. SIGPROF ends the process where one piece takes more than CPU_S seconds
-    of processor time; 0 is no limit. It ends, too, where the model's files of text have another digest by now.
+    of processor time; 0 means no limit. It ends, too, where the model's files of text have another digest by now.
     """
     parent, nice, most_cpu_s, model_dir = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -196,7 +196,7 @@ class WorkProcess:
                 return PreparationOutcome(error=program.out_of_time)
             except BrokenMessage:
                 await self._end_child()
-                log.error("a process that prepares requests wrote what is no message kind=%s", work.kind)
+                log.error("a process that prepares requests wrote what is not a message kind=%s", work.kind)
                 break
             except (EOFError, ConnectionError):
                 status = await self._end_child(has_ended=True)

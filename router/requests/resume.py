@@ -214,7 +214,7 @@ class Seeds:
 
 
 def stream_of(token: str) -> str:
-    """Returns the name of the stream, which only its client knows. It returns anything for what is no token."""
+    """Returns the name of the stream, which only its client knows. It returns anything for what is not a token."""
     return unquote(token[:MOST_CHARS].partition(":")[0])
 
 

@@ -53,7 +53,7 @@ MAX_LOSSES = 5
 """Workers lost one after the other without a new token: by then the request itself is the likely cause."""
 
 _GOOD_ENDS = frozenset({*FinishReason, "cancelled"}) - {FinishReason.ERROR}
-"""Outcomes that are no error. Cancelled: a stop string was found, or the client has left."""
+"""Outcomes that are not errors. Cancelled: a stop string was found, or the client has left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

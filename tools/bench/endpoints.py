@@ -127,7 +127,7 @@ class _Spec:
         switches = frozenset(key for key, equals, _ in pairs if not equals)
         settings = {key: value for key, equals, value in pairs if equals}
         for unknown in sorted((switches - set(SWITCHES)) | (settings.keys() - set(SETTINGS))):
-            raise ConfigError(f"{text}: {unknown!r} is no way to ask a server; the form is {FORM}", field="urls")
+            raise ConfigError(f"{text}: {unknown!r} is not a way to ask a server; the form is {FORM}", field="urls")
         return cls(address.rstrip("/").removesuffix("/v1"), switches, settings)
 
     def target(self, temperature: float, timeout_s: float, tls: ClientTls | None) -> Target:

@@ -95,7 +95,7 @@ class GrammarState:
     def forced_run(self, most: int) -> Sequence[int]:
         """Returns up to `most` tokens that must come next, one after the other, as far as known without a mask.
 
-        No run is found at an end: what follows the end token is no answer.
+        No run is found at an end: what follows the end token is not an answer.
         """
         if most <= 0 or self._is_finished or self.forced_token is None:
             return ()

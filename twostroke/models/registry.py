@@ -114,7 +114,7 @@ def _unsupported(directory: Path, what: str) -> UnsupportedModel:
 def _raw_config(directory: Path) -> dict[str, Any]:
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     if not isinstance(config, dict):
-        raise TypeError("it is no object")
+        raise TypeError("it is not an object")
     return config
 
 

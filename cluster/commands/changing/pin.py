@@ -196,12 +196,12 @@ def _chat(file: str) -> inference_pb2.Chat:
 
 
 def _check_text(said: Mapping[str, str | None]) -> None:
-    """Raises ConfigError naming the first that is no text: bytes of a command line, or half of a surrogate pair."""
+    """Raises ConfigError naming the first that is not text: bytes of a command line, or half of a surrogate pair."""
     for name, text in said.items():
         try:
             (text or "").encode()
         except UnicodeEncodeError as error:
-            raise ConfigError(f"{name}: it is no text: {error}", field=name) from error
+            raise ConfigError(f"{name}: it is not text: {error}", field=name) from error
 
 
 def _read(flag: str, file: str) -> str:
@@ -210,7 +210,7 @@ def _read(flag: str, file: str) -> str:
     except OSError as error:
         raise ConfigError(f"{flag} {file}: {error.strerror}", field=flag) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{flag} {file}: it is no text: {error}", field=flag) from error
+        raise ConfigError(f"{flag} {file}: it is not text: {error}", field=flag) from error
 
 
 def _duration(flag: str, said: str) -> float:

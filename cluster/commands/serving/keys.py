@@ -134,7 +134,7 @@ def _read(path: Path) -> KeyFile:
     try:
         return parse_keys(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"--file {path}: {reason}", field="--file") from error
 
 

@@ -115,7 +115,7 @@ class WantedPins:
                 log.warning("expired pin not deleted pin=%s error=%s", pin_id, error.message)
 
     def check_room(self, pin: pins_pb2.Pin) -> None:
-        """Raises InvalidRequest for what is no pin, PinRefused where the fleet has too many."""
+        """Raises InvalidRequest for what is not a pin, PinRefused where the fleet has too many."""
         if PIN_ID.fullmatch(pin.pin_id) is None or len(pin.block_hashes) < HASH_BYTES:
             raise InvalidRequest("a pin needs an id of hexadecimal digits, and a block", field="pin_id")
         all_pins = self._pins | {pin_id: new.pin for pin_id, new in self._new_pins.items()}
@@ -135,7 +135,7 @@ def lies_at(pin: pins_pb2.Pin, holder: PinHolder) -> bool:
 
 
 def choose_workers(request: pins_pb2.PutPinRequest, holders: Sequence[PinHolder]) -> None:
-    """Writes into the pin where it is to lie. Raises InvalidRequest or NotFound for what is no worker."""
+    """Writes into the pin where it is to lie. Raises InvalidRequest or NotFound for what is not a worker."""
     pin = request.pin
     if request.per_role:
         if pin.workers:

@@ -92,7 +92,7 @@ class _MessagesFields(Body):
 
     @property
     def user(self) -> str:
-        """The user's id, or its digest where it is no id that a log may have."""
+        """The user's id, or its digest where it is not an id that a log may have."""
         user = None if self.metadata is None else self.metadata.get("user_id")
         if user is None:
             return ""

@@ -190,7 +190,7 @@ def _fill(contents: kserve_pb2.InferTensorContents, datatype: str, values: Value
 
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    """Returns the number that begins there, and where it ends. Of what is no number it returns anything."""
+    """Returns the number that begins there, and where it ends. Of what is not a number it returns anything."""
     number = 0
     for index, byte in enumerate(raw[at : at + 10]):
         number |= (byte & 0x7F) << 7 * index

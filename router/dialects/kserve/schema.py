@@ -31,7 +31,7 @@ _ECHOING = frozenset({"stream", "sampling_parameters"})
 _LOGPROBS = frozenset({"cumulative_logprob", "logprobs"})
 """Outputs that need the tokens' logprobs."""
 _OF_BODY = frozenset({"parameters", "model", "version", "id"})
-"""Fields of a JSON body that are no inputs."""
+"""Fields of a JSON body that are not inputs."""
 
 
 BODY: Json = {

@@ -21,7 +21,7 @@ _CHOICES = {**ANTHROPIC_CHOICES, "tool": '{"type": "function", "function": {"nam
 @dataclass(frozen=True, slots=True)
 class ChatTools:
     functions: Any
-    """All tools as functions; what is no tool stands as the client sent it."""
+    """All tools as functions; what is not a tool stands as the client sent it."""
     choice: Any
     """The choice among functions, or what the client sent."""
     custom_names: frozenset[str] = frozenset()

@@ -23,7 +23,7 @@ SYNTAXES = ("lark", "regex")
 
 _OPENING = re.compile(r'\s*\{\s*"' + CUSTOM_INPUT + r'"\s*:\s*"')
 _LONGEST_OPENING = 256
-"""Characters within which arguments have begun the text, blanks included. Others are no text until they are whole."""
+"""Characters within which arguments have begun the text, blanks included. Others are not text until they are whole."""
 _HEX = "[0-9a-fA-F]"
 _HIGH, _LOW = r"\\u[dD][89abAB]", r"\\u[dD][c-fC-F]"
 _PAIR = f"{_HIGH}{_HEX}{{2}}{_LOW}{_HEX}{{2}}"

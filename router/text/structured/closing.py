@@ -118,7 +118,7 @@ class _Closings:
     def _applied(self, schema: Any) -> Iterator[Any]:
         for key in _TOGETHER:
             yield from listed(schema, key)
-        if isinstance(schema, dict) and "$ref" in schema:  # an alternative may be no schema at all
+        if isinstance(schema, dict) and "$ref" in schema:  # an alternative need not be a schema at all
             yield schema_at(self._root, schema["$ref"])
 
 

@@ -51,7 +51,7 @@ def roots_of(output: StructuredOutput) -> Iterator[Any]:
         for rule in _JSON_RULE.finditer(text):
             try:
                 yield json.JSONDecoder().raw_decode(text, rule.end())[0]
-            except ValueError:  # what compiles the whole says why, or it is no rule
+            except ValueError:  # what compiles the whole says why, or it is not a rule
                 continue
 
 

@@ -61,7 +61,7 @@ def _regex(output: StructuredOutput) -> str:
 
 
 def check_regex(regex: str, field: str) -> None:
-    """Raises InvalidRequest, naming the field, for what is no regex here, or is too long to be looked at at once."""
+    """Raises InvalidRequest, naming the field, for what is not a regex here, or is too long to be looked at at once."""
     if len(regex) > MOST_CHECKED_CHARS:
         raise InvalidRequest(
             f"{field} must have at most {MOST_CHECKED_CHARS} characters, got {len(regex)}", field=field

@@ -266,7 +266,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         name="calls-of-tools-that-are-none",
-        claim="prose is no call: a name that is no tool",
+        claim="prose is not a call: a name that is not a tool",
         file="router/text/output/formats/mistral.py",
         old="if name.strip() not in self._tools or (rest",
         new="if (rest",

@@ -74,10 +74,10 @@ def read_log(flags: RequestFlags, block_size: int) -> LogBill | None:
 
 
 def log_bill(trace: Trace, answers: Answers, block_size: int) -> LogBill:
-    """Raises ConfigError where the log's blocks are no whole number of the pool's."""
+    """Raises ConfigError where the log's blocks are not a whole number of the pool's."""
     if trace.block_tokens % block_size:
         raise ConfigError(
-            f"{trace.name}: its blocks have {trace.block_tokens} tokens, which is no multiple of --block-size "
+            f"{trace.name}: its blocks have {trace.block_tokens} tokens, which is not a multiple of --block-size "
             f"{block_size}",
             field="block_size",
         )

@@ -181,7 +181,7 @@ class DraftShape:
         return cls(proposed=(share,) * MOST_DRAFTED, right=right[1:])
 
     def check(self) -> None:
-        """Raises ConfigError for what are no shares of steps."""
+        """Raises ConfigError for what are not shares of steps."""
         for name, shares in (("drafts.proposed", self.proposed), ("drafts.right", self.right)):
             if not shares or any(not 0 <= share <= 1 for share in shares):
                 raise ConfigError(f"{name} must be shares from 0 to 1, got {list(shares[:4])}", field=name)

@@ -61,7 +61,7 @@ class Format(Protocol):
 
     @property
     def first_is_header(self) -> bool:
-        """The first line is no row."""
+        """The first line is not a row."""
 
     @property
     def repeats_answers(self) -> bool:
@@ -242,7 +242,7 @@ def _is_integer(value: object) -> bool:
 
 
 def lines_of(path: Path, flag: str) -> Iterator[str]:
-    """Raises ConfigError naming the flag where there is no such file, and the first line that is no text."""
+    """Raises ConfigError naming the flag where there is no such file, and the first line that is not text."""
     field = flag.removeprefix("--")
     try:
         # Whatever is no UTF-8 becomes a surrogate, which no text can be encoded with: so its line is known.

@@ -58,7 +58,7 @@ class StoredMatrix:
 
     def of_inputs(self, own: range, layout: Layout) -> StoredMatrix:
         """Returns the matrix of some neighbouring inputs, in the layout that `Layout.of_inputs` gives it."""
-        assert self.order is None, "inputs that lie in another order are no neighbours"
+        assert self.order is None, "inputs that lie in another order are not neighbours"
         groups = torch.arange(own.start, own.stop, layout.group) // self.layout.group
 
         def read() -> StoredNumbers:

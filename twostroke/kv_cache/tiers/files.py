@@ -147,11 +147,11 @@ class SegmentFiles:
             yield file
 
     def open(self, path: Path, flags: int) -> SegmentFile:
-        """Raises OSError, also for what is no regular file."""
+        """Raises OSError, also for what is not a regular file."""
         descriptor = os.open(path, flags | self._flags, 0o600)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise OSError(errno.ENXIO, "it is no regular file", str(path))
+            raise OSError(errno.ENXIO, "it is not a regular file", str(path))
         return SegmentFile(descriptor)
 
     def remove(self, path: Path) -> None:

@@ -45,7 +45,7 @@ def read_recommended(directory: Path, usual: Recommended) -> Recommended:
 
 
 def _number(name: str, value: object) -> float | None:
-    """Returns a number, or None where it is no number or not allowed in requests. 0 as `top_k` means all tokens, as
+    """Returns a number, or None where it is not a number or not allowed in requests. 0 as `top_k` means all tokens, as
     None does.
     """
     if not isinstance(value, int | float) or isinstance(value, bool):

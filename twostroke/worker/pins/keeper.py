@@ -152,7 +152,7 @@ class PinKeeper:
             self.put(pin)
 
     def remove(self, pin_id: PinId) -> bool:
-        """Ends a pin; returns False if there is none, which is no error."""
+        """Ends a pin; returns False if there is none, which is not an error."""
         pin = self.table.remove(pin_id)
         if pin is not None:
             self._ended(pin)

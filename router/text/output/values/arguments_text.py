@@ -34,7 +34,7 @@ class ArgumentsText:
         """The beginning of an escape, or of the word null."""
 
     def take(self, char: str) -> Progress:
-        """Returns BROKEN for a character that cannot follow: it is no part of the arguments."""
+        """Returns BROKEN for a character that cannot follow: it is not part of the arguments."""
         return self._take(char)
 
     def write(self, text: str) -> None:
@@ -53,7 +53,7 @@ class ArgumentsText:
         return ready
 
     def complete(self) -> str:
-        """Completes the object. Returns what was held and is no part of it."""
+        """Completes the object. Returns what was held and is not part of it."""
         if self._is_whole:
             return ""
         scanner, self._is_whole = self._scanner, True
@@ -75,7 +75,7 @@ class ArgumentsText:
 
     @property
     def _is_in_string(self) -> bool:
-        """What follows is in a string that is no name."""
+        """What follows is in a string that is not a name."""
         return self._scanner.expects is Expects.STRING and not self._scanner.is_key
 
     def _first(self, char: str) -> Progress:

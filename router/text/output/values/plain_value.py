@@ -28,7 +28,7 @@ class PlainValue:
         self._admitted = admitted
         self._write = write
         self._held: list[str] = []
-        """A value that may be no string."""
+        """A value that need not be a string."""
         self._held_chars = 0
         self._is_first = True
         self._is_string = self._has_newline = self._has_begun = False
@@ -43,7 +43,7 @@ class PlainValue:
         return self._has_newline or not self._has_begun
 
     def add(self, text: str) -> None:
-        """Adds to the value. A first and a last newline are no part of it."""
+        """Adds to the value. A first and a last newline are not part of it."""
         for char in text:
             if self._is_first:
                 self._is_first, self.is_inline = False, char != "\n"
@@ -124,7 +124,7 @@ def _beside_text(said: str, admitted: Admitted) -> str | None:
 
 
 def _readings(said: str) -> Iterator[tuple[Any, str]]:
-    """Yields what a text may mean that is no string, as values and as JSON text."""
+    """Yields what a text may mean that is not a string, as values and as JSON text."""
     if (read := _json(said)) is not None:
         yield read
         if isinstance(read[0], str) and (inner := _json(read[0].strip())) is not None:

@@ -57,7 +57,7 @@ class WorkerLifecycle:
     def decode_service(self, worker: WorkerId) -> SimulatedDecodeService:
         """Returns the service of a decode worker's latest epoch."""
         service = self._hosts[worker].decode_service
-        assert service is not None, f"{worker} is no decode worker"
+        assert service is not None, f"{worker} is not a decode worker"
         return service
 
     def begin(self, worker: WorkerId) -> SimulatedHost:
