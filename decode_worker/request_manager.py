@@ -269,7 +269,7 @@ class RequestManager(RoleServices):
         return state
 
     def _is_late(self, state: RequestState, attempt: int) -> bool:
-        """Tells whether a call is about an attempt that a later one has replaced, and counts it."""
+        """Returns whether a call is about an attempt that a later one has replaced, and counts it."""
         if attempt >= state.attempt.number:
             return False
         self._host.metrics.stale_attempts.inc()

@@ -71,7 +71,7 @@ class SupervisedFleet:
         return [each.serving_now.address for each in self.workers() if each.serving_now is not None]
 
     def has_no_room(self, worker_id: str) -> bool:
-        """Whether the worker's next process has waited for a node for long."""
+        """Returns whether the worker's next process has waited for a node for long."""
         return worker_id in self._without_room
 
     def placed_workers(self) -> list[PlacedWorker]:

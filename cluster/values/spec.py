@@ -81,7 +81,7 @@ class FleetSpec:
         return like.replace(worker_id=worker_id, role=role, runtime=like.runtime.replace(threads=threads))
 
     def is_as(self, other: FleetSpec) -> bool:
-        """Whether both come from the same configuration, apart from token and port, which are drawn at launch."""
+        """Returns whether both have the same configuration but for token and port, which are drawn at launch."""
         return self._undrawn() == other._undrawn()
 
     def _undrawn(self) -> FleetSpec:

@@ -34,7 +34,7 @@ def check_caller(request: Request) -> AuthContext:
 
 
 def _is_from_our_page(request: Request) -> bool:
-    """Tells whether the console's page sent it, or no browser at all.
+    """Returns whether the console's page sent it, or no browser at all.
 
     Browsers say themselves whether page and server are of one origin. Where they do not (plain HTTP to another host),
     the origin's host must be the one that was asked.

@@ -238,7 +238,7 @@ class ChoiceState:
         return stream
 
     def _fits(self, recovered: Recovered) -> bool:
-        """Tells whether the weights that answer have computed what was recovered."""
+        """Returns whether the weights that answer have computed what was recovered."""
         weights = self._parent.weights
         decides = weights.fix if recovered.tokens else weights.admit
         return decides(recovered.link.fingerprint, self._request.own_weights)

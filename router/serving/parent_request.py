@@ -33,7 +33,7 @@ class AnswerWeights:
         return bool(self.mark)
 
     def admit(self, fingerprint: str, own: bytes) -> bool:
-        """Tells whether a worker with this fingerprint may compute the next token. `own` is the request's."""
+        """Returns whether a worker with this fingerprint may compute the next token. `own` is the request's."""
         return fingerprint != "" and self.mark in ("", weights_mark(fingerprint, own))
 
     def fix(self, fingerprint: str, own: bytes) -> bool:

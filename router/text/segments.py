@@ -135,7 +135,7 @@ def _least_chars(at: int) -> int:
 
 
 def _may_begin(token: AddedToken) -> bool:
-    """Tells whether a segment may begin with the token: neither it nor one before it takes text across the cut."""
+    """Returns whether a segment may begin with the token: neither it nor one before it takes text across the cut."""
     return not (token.lstrip or token.rstrip or token.single_word or token.content != token.content.strip())
 
 

@@ -140,7 +140,7 @@ class TokenizerText:
         return next((token for token, content in self._added.items() if content == text), None)
 
     def is_special(self, token: int) -> bool:
-        """Tells whether the token is not text of an answer, such as the one that ends it."""
+        """Returns whether the token is not text of an answer, such as the one that ends it."""
         return token in self._special
 
     def token_of(self, piece: str) -> int | None:

@@ -180,7 +180,7 @@ class GrammarState:
 
     @property
     def _is_finished(self) -> bool:
-        """Tells whether the text matches and nothing may follow it."""
+        """Whether the text matches and nothing may follow it."""
         return bool(self._matcher.is_stopped() and not self._matcher.is_error() and self._matcher.is_accepting())
 
     def _read(self, token: int) -> bool:
@@ -241,7 +241,7 @@ class GrammarState:
         return mask
 
     def _may_end_with(self, digit: int) -> bool:
-        """Tells whether anything but a digit may come behind one."""
+        """Returns whether anything but a digit may come behind one."""
         ahead, mask = self._matcher.deep_copy(), np.zeros(self._vocabulary.mask_words, np.uint32)
         if not ahead.consume_token(digit):
             return False

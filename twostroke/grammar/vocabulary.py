@@ -57,7 +57,7 @@ class Digits:
         return _mask_of(ending, WORD_BITS * len(mask)) if ending else mask
 
     def are_all(self, mask: Mask) -> bool:
-        """Tells whether nothing but tokens that begin with a digit may come."""
+        """Returns whether nothing but tokens that begin with a digit may come."""
         return not (mask & ~self.at_start).any()
 
 

@@ -68,7 +68,7 @@ class Layout:
         return SUPER if self.super_parts else self.unit
 
     def can_pack(self, inputs: int) -> bool:
-        """Whether the kernels can multiply a matrix with so many inputs in this layout."""
+        """Returns whether the kernels can multiply a matrix with so many inputs in this layout."""
         return inputs % self.whole_inputs == 0 and self.group % self.unit == 0
 
     def of_inputs(self, own: range, inputs: int) -> Layout | None:

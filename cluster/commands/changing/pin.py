@@ -97,7 +97,7 @@ def _add(args: argparse.Namespace) -> int:
 
 
 def _may_be_ready_soon(held: pins_pb2.HeldPin) -> bool:
-    """Says whether a worker computes the pin, or serves and has not answered yet."""
+    """Returns whether a worker computes the pin, or serves and has not answered yet."""
     is_unanswered = held.state == pins_pb2.PIN_STATE_AWAY and bool(held.problem)
     return held.state == pins_pb2.PIN_STATE_COMPUTING or is_unanswered
 

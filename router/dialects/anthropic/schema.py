@@ -208,7 +208,7 @@ def openai_choice(choice: Any) -> str | dict[str, Any] | None:
 
 
 def is_parallel(choice: Any) -> bool:
-    """Tells whether an answer may have several calls."""
+    """Returns whether an answer may have several calls."""
     return not (isinstance(choice, Mapping) and choice.get("disable_parallel_tool_use") is True)
 
 

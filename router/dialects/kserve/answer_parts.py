@@ -58,7 +58,7 @@ class Outputs:
 
     @property
     def is_long(self) -> bool:
-        """Tells whether a response with all of them takes more than some milliseconds to make."""
+        """Whether a response with all of them takes more than some milliseconds to make."""
         tokens = sum(len(choice.tokens) for choice in self.choices)
         return tokens * (1 + self._request.options.shown_logprobs) > LONG_BODY
 

@@ -146,7 +146,7 @@ def _binary_size(name: str, tensor: Mapping[str, Any]) -> int | None:
 
 
 def _is_binary(output: Mapping[str, Any], by_default: bool) -> bool:
-    """Tells whether an output that the client names goes behind the JSON."""
+    """Returns whether an output that the client names goes behind the JSON."""
     name, parameters = text_of(output, "name"), object_of(output, "parameters")
     _check_place(name, parameters)
     said = parameters.get("binary_data")

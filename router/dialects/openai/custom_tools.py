@@ -77,7 +77,7 @@ def custom_function(name: str, description: str | None, grammar: Json | None) ->
 
 
 def keeps_inputs(functions: Sequence[Mapping[str, Any]], custom_names: Collection[str]) -> bool:
-    """Tells whether inputs of custom tools are to be kept to a grammar."""
+    """Returns whether inputs of custom tools are to be kept to a grammar."""
     named = (tool["function"] for tool in functions if tool["function"]["name"] in custom_names)
     return any("pattern" in function["parameters"]["properties"][CUSTOM_INPUT] for function in named)
 

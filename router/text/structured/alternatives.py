@@ -70,7 +70,7 @@ class Alternatives:
         return all(self._are_disjoint(one, other, MOST_DEPTH) for one, other in pairs)
 
     def _are_disjoint(self, one: Any, other: Any, depth: int) -> bool:
-        """Tells whether it is known that no value matches both."""
+        """Returns whether it is known that no value matches both."""
         self._left -= 1
         if depth == 0 or self._left < 0:
             return False

@@ -127,7 +127,7 @@ def _walk(matcher: LLMatcher, tokenizer: LLTokenizer, place: float) -> int:
 
 
 def _may_end(matcher: LLMatcher, tokenizer: LLTokenizer) -> bool:
-    """Tells whether the text matches, alone or with an end token that the grammar names."""
+    """Returns whether the text matches, alone or with an end token that the grammar names."""
     ended = matcher.deep_copy()
     return bool(matcher.is_accepting() or (ended.consume_token(tokenizer.eos_token) and ended.is_accepting()))
 

@@ -18,7 +18,7 @@ _INSIDE = ("additionalItems", "additionalProperties", "items", "allOf", "anyOf",
 
 
 def is_endless(root: Any, schemas: Iterable[Schema]) -> bool:
-    """Tells whether it is known that no value of finite length matches. `schemas`: all of the document."""
+    """Returns whether it is known that no value of finite length matches. `schemas`: all of the document."""
     return any(schema is root for schema in _endless(root, list(schemas)))
 
 
@@ -50,7 +50,7 @@ def _endless(root: Any, listed: Sequence[Schema]) -> list[Schema]:
 
 
 def _is_finite(schema: Schema, root: Any, finite: set[int]) -> bool:
-    """Tells whether some value may match, given the schemas that are known to have one."""
+    """Returns whether some value may match, given the schemas that are known to have one."""
 
     def can(part: Any) -> bool:
         return part is not False and (not isinstance(part, dict) or id(part) in finite)

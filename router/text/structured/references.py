@@ -9,7 +9,7 @@ from typing import Any
 
 
 def is_named(reference: Any) -> bool:
-    """Tells whether a reference names an id, an anchor or another document, and no place in its own."""
+    """Returns whether a reference names an id, an anchor or another document, and no place in its own."""
     return isinstance(reference, str) and reference != "#" and not reference.startswith("#/")
 
 

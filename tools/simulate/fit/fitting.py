@@ -165,7 +165,7 @@ def _cost(name: str, prompts: Sequence[WorkerRecord], streams: Sequence[WorkerRe
 
 
 def _know_prompts(workers: Sequence[WorkerRecord]) -> bool:
-    """Tells whether a worker has said what a prompt costs it."""
+    """Returns whether a worker has said what a prompt costs it."""
     return any(worker.costs.get(term, 0.0) > 0 for worker in workers for term in PROMPT_TERMS)
 
 

@@ -151,7 +151,7 @@ def measured(
 
 
 def _are_steady(model: PagedModel) -> bool:
-    """Whether products of such shapes give a row the same bits among few rows and many.
+    """Returns whether products of such shapes give a row the same bits among few rows and many.
 
     The prompt alone does not tell: sums that differ are mostly rounded to the same number of 16 bits.
     """

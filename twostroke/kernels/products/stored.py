@@ -149,7 +149,7 @@ def stacked(parts: Sequence[StoredMatrix]) -> StoredMatrix:
 
 
 def can_stack(one: Matrix, other: Matrix) -> bool:
-    """Whether both can be one matrix: plain numbers, or codes in one layout of inputs in one order."""
+    """Returns whether both can be one matrix: plain numbers, or codes in one layout of inputs in one order."""
     if not isinstance(one, StoredMatrix) or not isinstance(other, StoredMatrix):
         return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
     if one.layout != other.layout or (one.order is None) != (other.order is None):

@@ -112,7 +112,7 @@ class SegmentFolder:
             return [segment for segment in scanned if segment is not None and segment.records]
 
     def has_segments(self) -> bool:
-        """Tells whether there are segments, readable or not. Raises OSError."""
+        """Returns whether there are segments, readable or not. Raises OSError."""
         return bool(_segments_in(self.path))
 
     def touch(self) -> None:
@@ -324,7 +324,7 @@ def _left_in(models: Iterable[Path], seen_by_s: float, folder_trust: FolderTrust
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Tells whether a path still leads to an open file."""
+    """Returns whether a path still leads to an open file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
@@ -343,7 +343,7 @@ def _folders_in(root: Path, name: re.Pattern[str]) -> list[Path]:
 
 
 def _was_seen_by(lock: Path, seen_by_s: float) -> bool:
-    """Tells whether there is a lock, last touched by that time. Raises OSError."""
+    """Returns whether there is a lock, last touched by that time. Raises OSError."""
     try:
         status = lock.lstat()
     except FileNotFoundError:

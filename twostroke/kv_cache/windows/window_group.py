@@ -47,7 +47,7 @@ class WindowGroup(FurtherGroup):
     # Queries
 
     def is_known(self, block_hash: BlockHash) -> bool:
-        """Tells whether the part of this block is filled or arriving."""
+        """Returns whether the part of this block is filled or arriving."""
         return block_hash in self._by_hash
 
     @property

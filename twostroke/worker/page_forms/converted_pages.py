@@ -74,7 +74,7 @@ class ConvertedPages:
     def is_for_puller(
         self, offer: worker_pb2.PullerConversion, own_bytes: int, wanted: int, ready: Iterable[PageId]
     ) -> bool:
-        """Tells whether the puller is rather to convert pages of `own_bytes` each, as it offers."""
+        """Returns whether the puller is rather to convert pages of `own_bytes` each, as it offers."""
         puller = Way(own_bytes, offer.page_s, offer.wait_s, wanted)
         return is_for_puller(self.way(wanted, ready), puller, wanted, offer.bytes_per_s)
 

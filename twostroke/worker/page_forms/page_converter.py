@@ -53,7 +53,7 @@ class Way:
 
 
 def is_for_puller(source: Way, puller: Way, pages: int, bytes_per_s: float) -> bool:
-    """Tells whether the puller is to convert the pages of a pull; near ties go to the source."""
+    """Returns whether the puller is to convert the pages of a pull; near ties go to the source."""
     if not bytes_per_s > 0:
         return False
     return puller.seconds(pages, bytes_per_s) < (1 - LEAST_GAIN) * source.seconds(pages, bytes_per_s)

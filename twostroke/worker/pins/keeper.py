@@ -249,7 +249,7 @@ class PinKeeper:
             host.loop.wake()
 
     def _lacks_blocks(self, pin: Pin) -> bool:
-        """Says whether blocks of a pin are to be computed here."""
+        """Returns whether blocks of a pin are to be computed here."""
         return not pin.is_hint and pin.pin_id not in self._failures and self.table.missing(pin) > 0
 
     def _end_build(self, sequence: Sequence) -> None:

@@ -128,7 +128,7 @@ class _Look:
             folder.close()
 
     def _is_wanted(self, left: LeftFolder) -> bool:
-        """Tells whether there is room for its pages, or nobody else has taken them for long."""
+        """Returns whether there is room for its pages, or nobody else has taken them for long."""
         if left.size_bytes > self._room_bytes:
             return left.seen_s <= time.time() - self._return_s
         self._room_bytes -= left.size_bytes

@@ -86,7 +86,7 @@ def blocks_to_compute(count: int, load_s: Callable[[int], float], compute_s: Cal
 
 
 def pays_in_part(load_s: float, other_s: float, *, is_alone: bool) -> bool:
-    """Tells whether to compute first blocks while a load brings the last ones, where nothing else would bring any.
+    """Returns whether to compute first blocks while a load brings the last ones, where nothing else would bring any.
 
     What a load would bring soon is not computed, and not at all beside other work (unless `is_alone`).
     """
@@ -97,12 +97,12 @@ def pays_in_part(load_s: float, other_s: float, *, is_alone: bool) -> bool:
 
 
 def pays(load_s: float, other_s: float) -> bool:
-    """Tells whether a load is worth beginning."""
+    """Returns whether a load is worth beginning."""
     return load_s < other_s
 
 
 def is_late(elapsed_s: float, wait_s: float, arrived: int, wanted: int, other_s: float) -> bool:
-    """Tells whether a load is to be given up: at its pace so far, what takes `other_s` would have been done sooner.
+    """Returns whether a load is to be given up: at its pace so far, what takes `other_s` would have been done sooner.
 
     `wait_s` was predicted to pass before its first page is read.
     """

@@ -152,7 +152,7 @@ class BusyThreads:
         self.since_s[thread] = None
 
     def is_beside(self, thread: int) -> bool:
-        """Tells whether another thread is reading."""
+        """Returns whether another thread is reading."""
         return any(since_s is not None for index, since_s in enumerate(self.since_s) if index != thread)
 
     def begun_beside(self, thread: int) -> int:

@@ -242,7 +242,7 @@ class Qwen3CoderSyntax:
         return True
 
     def _is_declared(self, written: str) -> bool:
-        """Tells whether this names a parameter of the tool that the call does not have yet."""
+        """Returns whether this names a parameter of the tool that the call does not have yet."""
         properties, name = self._tool.get("properties"), _name_in(written)
         return name not in self._given and isinstance(properties, Mapping) and name in properties
 
@@ -274,7 +274,7 @@ class Qwen3CoderSyntax:
 
     @property
     def _ends_value(self) -> bool | None:
-        """Tells whether the value ends with the text that was held back. None: that is not certain yet."""
+        """Returns whether the value ends with the text that was held back. None: that is not certain yet."""
         said = self._ending
         if said.startswith(_PARAMETER):
             return self._begins_next(said.removeprefix(_PARAMETER))
@@ -294,7 +294,7 @@ class Qwen3CoderSyntax:
         return None if any(each.startswith(following) for each in _BEHIND[mark]) else False
 
     def _begins_next(self, name: str) -> bool | None:
-        """Tells whether another parameter begins: the call has its closing mark left out."""
+        """Returns whether another parameter begins: the call has its closing mark left out."""
         if name.endswith(">"):
             return self._is_declared(name[:-1])
         return False if name.endswith(("<", "\n")) or len(name) > MAX_NAME else None

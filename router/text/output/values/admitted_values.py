@@ -150,7 +150,7 @@ def _types_of(value: Any) -> frozenset[str]:
 
 
 def may_be_text(admitted: Admitted) -> bool:
-    """Tells whether some string is admitted."""
+    """Returns whether some string is admitted."""
     return admitted.takes_text or any(each.startswith('"') for each in admitted.literals)
 
 

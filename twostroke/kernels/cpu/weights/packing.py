@@ -27,7 +27,7 @@ def copied_bytes(count: int) -> int:
 
 
 def is_quantised(inputs: int, *, is_int8: bool) -> bool:
-    """Whether a matrix with so many inputs becomes int8 where int8 weights are asked for."""
+    """Returns whether a matrix with so many inputs becomes int8 where int8 weights are asked for."""
     return is_int8 and inputs % GROUP == 0
 
 

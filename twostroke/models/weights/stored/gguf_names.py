@@ -78,10 +78,10 @@ def _names(architecture: str) -> Mapping[str, str]:
 
 
 def is_paired(architecture: str, name: str) -> bool:
-    """Whether the rows of this tensor are queries or keys in pairs of neighbours."""
+    """Returns whether the rows of this tensor are queries or keys in pairs of neighbours."""
     return ARCHITECTURES[architecture].is_paired and name.rpartition(".")[0].endswith(("q_proj", "k_proj"))
 
 
 def has_one(architecture: str, name: str) -> bool:
-    """Whether a 1 that the model adds is in the numbers of this tensor."""
+    """Returns whether a 1 that the model adds is in the numbers of this tensor."""
     return ARCHITECTURES[architecture].has_ones_in_norms and name.endswith("norm.weight")

@@ -37,7 +37,7 @@ class WeightFiles:
     """The names of files by tensor, from the index; empty where there is no index."""
 
     def has(self, tensor: str, path: Path) -> bool:
-        """Whether the tensor of this name is meant to be read from this file."""
+        """Returns whether the tensor of this name is meant to be read from this file."""
         return self.shard_of.get(tensor, path.name) == path.name
 
 

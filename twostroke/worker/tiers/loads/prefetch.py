@@ -158,7 +158,7 @@ class Prefetch:
         return self._tiers.place(Tier.DISK, block_hash) is not None
 
     def _pays(self, blocks: list[int]) -> bool:
-        """Tells whether reading these blocks from disk takes less time than computing them."""
+        """Returns whether reading these blocks from disk takes less time than computing them."""
         if not blocks:
             return False
         read_s = self._tiers.readers(Tier.DISK).read_s(len(blocks))

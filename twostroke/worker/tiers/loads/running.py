@@ -170,7 +170,7 @@ class RunningLoads:
             self._give_up(load)
 
     def _is_wanted(self, load: _Load) -> bool:
-        """Tells whether somebody holds a page that has not come, or all have come."""
+        """Returns whether somebody holds a page that has not come, or all have come."""
         return not load.remaining or any(map(self._is_held, load.remaining.values()))
 
     def _is_held(self, page: PageId) -> bool:
