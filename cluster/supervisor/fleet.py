@@ -129,7 +129,7 @@ class SupervisedFleet:
         self.publish()
 
     def enter(self, worker_id: str, stage: WorkerStage, *, returns: bool = False) -> None:
-        """`returns`: a new epoch of the same role follows a drain."""
+        """Moves a worker to another stage. `returns`: after this drain a new epoch of the same role begins."""
         worker = self.worker(worker_id)
         observed = worker.observed.enter(stage, self._clock())
         serving = None if stage in _WITHOUT_ADDRESS else worker.serving

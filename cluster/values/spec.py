@@ -45,8 +45,8 @@ class FleetSpec:
     @property
     def identity(self) -> str:
         """A digest that tells this fleet from earlier and later fleets on the same Ray cluster."""
-        said = f"{self.token} {' '.join(worker.worker_id for worker in self.workers)}"
-        return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
+        text = f"{self.token} {' '.join(worker.worker_id for worker in self.workers)}"
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     @property
     def counts(self) -> WorkerCounts:

@@ -97,7 +97,7 @@ class ConsoleApi:
             "version": __version__,
             "model": self._handler.model,
             "named_models": sorted(dispatcher.named_models),
-            "recommended": self._handler.recommended.said(),
+            "recommended": self._handler.recommended.given(),
         }
         try:
             facts = dispatcher.facts
@@ -223,8 +223,8 @@ def _answering(call: Call) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         try:
             check_caller(request)
-            said = await call(request)
-            response: Response = Response(said if isinstance(said, bytes) else rendered(said), media_type=JSON)
+            reply = await call(request)
+            response: Response = Response(reply if isinstance(reply, bytes) else rendered(reply), media_type=JSON)
         except ServeError as error:
             response = error_response(error, ERRORS)
         except Exception as error:

@@ -148,7 +148,7 @@ class ChoiceState:
         """The time from its latest placement to its first token."""
 
     def leave_open(self) -> None:
-        """Cancelling does not close it at its decode worker: a router will attach to it there."""
+        """Keeps the request open at its decode worker when this is cancelled: a router will attach to it there."""
         self._is_left_open = True
 
     @property

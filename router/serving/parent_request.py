@@ -141,7 +141,7 @@ class Attempts:
         self._latest = -1
 
     def next(self, at_least: int = 0) -> int:
-        """`at_least` is `first_attempt`, or one more than an attempt that was found."""
+        """Returns the next number. `at_least` is `first_attempt`, or one more than an attempt that was found."""
         begin = first_attempt(at_least >> CLOCK_BITS)
         self._latest = max(self._latest + 1, self._clock_ns() // 1000, at_least - begin)
         return begin + self._latest

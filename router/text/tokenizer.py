@@ -267,7 +267,7 @@ def _ends_of(tokenizer: Tokenizer, token: str, probe: str) -> Ends | None:
 def _written(pieces: Sequence[Piece]) -> bytes:
     """Returns pieces as bytes that no other pieces have."""
     return b"".join(
-        b"%d %d " % (is_special, len(said)) + said for text, is_special in pieces if (said := text.encode())
+        b"%d %d " % (is_special, len(data)) + data for text, is_special in pieces if (data := text.encode())
     )
 
 

@@ -131,8 +131,8 @@ def mixed_bills(model: BilledModel, forms: dict[str, FormBill]) -> tuple[MixedBi
         return ()
     asked = model.flags.form
     there = [form for form in dict.fromkeys((asked, *KV_FORMATS)) if form in forms]
-    said = {form: {} if form == asked else {"decode_kv_format": form} for form in there}
-    configs = {form: model.config(Role.PREFILL, **cache) for form, cache in said.items()}
+    cache_flags = {form: {} if form == asked else {"decode_kv_format": form} for form in there}
+    configs = {form: model.config(Role.PREFILL, **cache) for form, cache in cache_flags.items()}
     return tuple(
         _mixed(model, forms[form], config)
         for form, config in configs.items()

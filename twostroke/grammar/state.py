@@ -156,8 +156,8 @@ class GrammarState:
 
     def _why(self, token: int) -> str:
         """Returns why a token may not come next."""
-        said = self._matcher.get_error() if self._matcher.is_error() else ""
-        is_too_long = re.search("[Tt]oo many|items; max|fuel|limit", said)
+        problem = self._matcher.get_error() if self._matcher.is_error() else ""
+        is_too_long = re.search("[Tt]oo many|items; max|fuel|limit", problem)
         return TOO_LONG if is_too_long else f"token {token} does not match the answer's grammar"
 
     def compute_mask(self) -> Mask:
@@ -250,5 +250,5 @@ class GrammarState:
 
     def _why_nothing(self) -> str:
         """Returns why no token may come next."""
-        said = self._matcher.get_error() if self._matcher.is_error() else ""
-        return DEAD_END if not said or said.startswith("NoExtension") else TOO_LONG
+        problem = self._matcher.get_error() if self._matcher.is_error() else ""
+        return DEAD_END if not problem or problem.startswith("NoExtension") else TOO_LONG

@@ -95,8 +95,8 @@ def _spec_of(published: PublishedConfig, implementation: str) -> ModelSpec:
 
 
 def _unreadable(directory: Path, error: BaseException) -> ConfigError:
-    said = " ".join(f"{type(error).__name__}: {error}".split())
-    return ConfigError(f"{directory / 'config.json'} cannot be read: {said}", field="model")
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return ConfigError(f"{directory / 'config.json'} cannot be read: {reason}", field="model")
 
 
 def _supported() -> str:

@@ -90,7 +90,7 @@ def _add(args: argparse.Namespace) -> int:
         counts = {"tokens": added.tokens, "pinned": added.pinned_tokens, "public": added.public_tokens}
         print(json.dumps({"pin_id": added.pin_id, **counts, "held": list(map(values_of, held))}))
     else:
-        print(_said(added, args.tenant))
+        print(_summary(added, args.tenant))
         _print_held(held)
     is_good = all(each.state != pins_pb2.PIN_STATE_FAILED and not _may_be_ready_soon(each) for each in held)
     return 0 if is_good or not wait_s else 1
@@ -163,15 +163,15 @@ def _request(args: argparse.Namespace) -> pins_pb2.AddPinRequest:
     return request
 
 
-def _put_workers(request: pins_pb2.AddPinRequest, said: str) -> None:
-    if said.isdecimal():
-        if len(said) > 4 or not 0 < int(said) <= 1024:
-            raise ConfigError(f"--workers must be from 1 to 1024 of each role, got {said[:40]}", field="--workers")
-        request.per_role = int(said)
+def _put_workers(request: pins_pb2.AddPinRequest, value: str) -> None:
+    if value.isdecimal():
+        if len(value) > 4 or not 0 < int(value) <= 1024:
+            raise ConfigError(f"--workers must be from 1 to 1024 of each role, got {value[:40]}", field="--workers")
+        request.per_role = int(value)
         return
-    names = said.split(",")
+    names = value.split(",")
     if not all(names):
-        raise ConfigError(f"--workers {said!r}: a name is empty", field="--workers")
+        raise ConfigError(f"--workers {value!r}: a name is empty", field="--workers")
     request.workers.extend(names)
 
 
@@ -195,9 +195,9 @@ def _chat(file: str) -> inference_pb2.Chat:
     return chat
 
 
-def _check_text(said: Mapping[str, str | None]) -> None:
+def _check_text(by_flag: Mapping[str, str | None]) -> None:
     """Raises ConfigError naming the first that is not text: bytes of a command line, or half of a surrogate pair."""
-    for name, text in said.items():
+    for name, text in by_flag.items():
         try:
             (text or "").encode()
         except UnicodeEncodeError as error:
@@ -213,20 +213,20 @@ def _read(flag: str, file: str) -> str:
         raise ConfigError(f"{flag} {file}: it is not text: {error}", field=flag) from error
 
 
-def _duration(flag: str, said: str) -> float:
+def _duration(flag: str, value: str) -> float:
     try:
-        return duration_s(said)
+        return duration_s(value)
     except ValueError as error:
         raise ConfigError(f"{flag}: {error}", field=flag) from error
 
 
-def _bytes(said: str) -> int:
+def _bytes(value: str) -> int:
     try:
-        size = memory_bytes(said)
+        size = memory_bytes(value)
     except ValueError as error:
         raise ConfigError(f"--max-bytes: {error}", field="--max-bytes") from error
     if not size:
-        raise ConfigError(f"--max-bytes must be at least 1 byte, got {said}", field="--max-bytes")
+        raise ConfigError(f"--max-bytes must be at least 1 byte, got {value}", field="--max-bytes")
     return size
 
 
@@ -237,7 +237,7 @@ def _call(access: AdminAccess, method: str, request: Message) -> Any:
 # Output
 
 
-def _said(added: pins_pb2.AddPinResponse, tenant: str) -> str:
+def _summary(added: pins_pb2.AddPinResponse, tenant: str) -> str:
     beyond = added.tokens - added.pinned_tokens
     rest = f"; {beyond} beyond the last full block are not" if beyond else ""
     if added.public_tokens >= added.pinned_tokens:

@@ -37,8 +37,10 @@ class PinHolder(NamedTuple):
 
 
 def stored_pins(store: MessageStore) -> StoredMessages[pins_pb2.Pin]:
-    """A pin says which tokens its blocks have, and a worker that holds it computes these blocks. Those of a damaged pin
-    would lie under hashes of other tokens.
+    """Returns the pins that are stored. A damaged one is not read.
+
+    A worker computes the blocks of a pin from the tokens that the pin lists. Damaged tokens would be stored under the
+    hashes of other tokens.
     """
     remedy = "`twostroke pin add` with the same prefix brings it back"
     return StoredMessages(store, "pin", pins_pb2.Pin, lambda pin: pin.pin_id, remedy)
@@ -160,7 +162,7 @@ def source_for(pin: pins_pb2.Pin, holder: PinHolder, serving: Sequence[PinHolder
 
 
 def absent(pin: pins_pb2.Pin, worker_id: str, problem: str = "", unanswered: str = "") -> pins_pb2.HeldPin:
-    """A pin at a worker that does not hold it: it is away, or has not answered, or has refused it (`problem`)."""
+    """Describes a pin at a worker that does not hold it: it is away, did not answer or refused it (`problem`)."""
     return pins_pb2.HeldPin(
         worker_id=worker_id,
         pin_id=pin.pin_id,

@@ -110,7 +110,7 @@ class InferReply:
     def response(self) -> kserve_pb2.ModelInferResponse:
         """Returns what has been added since the last response."""
         response = self._head()
-        for name, values in self._outputs.said():
+        for name, values in self._outputs.by_name():
             output = response.outputs.add(name=name, datatype=OUTPUT_TYPES[name], shape=[len(values)])
             if self._request.is_raw:
                 response.raw_output_contents.append(raw_output(OUTPUT_TYPES[name], values))

@@ -100,8 +100,8 @@ def _allowed(choice: Json, known: Collection[Any]) -> tuple[Collection[Any], str
     allowed = choice.get("allowed_tools")
     if allowed is None and "tools" in choice:
         form = '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}'
-        said = f"in a chat mode and tools stand in an object: {form}; only /v1/responses has them beside the type"
-        raise InvalidRequest(f"tool_choice: {said}", field="tool_choice")
+        reason = f"in a chat mode and tools stand in an object: {form}; only /v1/responses has them beside the type"
+        raise InvalidRequest(f"tool_choice: {reason}", field="tool_choice")
     given = allowed if isinstance(allowed, dict) else {}
     tools, mode = given.get("tools"), given.get("mode")
     if not isinstance(tools, list) or not tools or mode not in ("auto", "required"):

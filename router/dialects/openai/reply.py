@@ -248,8 +248,8 @@ class OpenAIReply:
         whole: Json = {"index": index, "logprobs": None, "finish_reason": choice.finish_reason}
         if self._request.is_chat:
             parts, custom = self._parts_of(choice.parts), self._request.custom_names
-            said = message_of(parts, custom) if self._request.has_parts else {"content": text}
-            whole["message"] = {"role": "assistant", "refusal": None, **said}
+            content = message_of(parts, custom) if self._request.has_parts else {"content": text}
+            whole["message"] = {"role": "assistant", "refusal": None, **content}
         else:
             whole["text"] = self._prompt_of(index).text + text
         if self._request.options.logprobs is not None:

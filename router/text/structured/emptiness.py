@@ -29,13 +29,13 @@ def forbid_endless(root: Any, schemas: Iterable[Schema]) -> None:
         return
     for schema in listed:
         for keyword in _INSIDE:
-            said = schema.get(keyword)
-            if id(said) in endless:
+            inside = schema.get(keyword)
+            if id(inside) in endless:
                 schema[keyword] = False
-            elif isinstance(said, list):
-                schema[keyword] = [False if id(each) in endless else each for each in said]
-            elif isinstance(said, dict) and keyword in ("patternProperties", "properties"):
-                schema[keyword] = {name: False if id(each) in endless else each for name, each in said.items()}
+            elif isinstance(inside, list):
+                schema[keyword] = [False if id(each) in endless else each for each in inside]
+            elif isinstance(inside, dict) and keyword in ("patternProperties", "properties"):
+                schema[keyword] = {name: False if id(each) in endless else each for name, each in inside.items()}
 
 
 def _endless(root: Any, listed: Sequence[Schema]) -> list[Schema]:

@@ -33,13 +33,13 @@ def check_property_names(output: StructuredOutput) -> None:
         for place, parts in joint_schemas(schemas, root):
             given = dict.fromkeys(pattern for part in parts for pattern in _keys(part, "patternProperties"))
             named = dict.fromkeys(name for part in parts for key in _NAMING for name in _keys(part, key))
-            if given and (said := patterns.problem(tuple(given), tuple(named))):
-                raise unsupported("patternProperties", place, output.field, f" {said}")
+            if given and (problem := patterns.problem(tuple(given), tuple(named))):
+                raise unsupported("patternProperties", place, output.field, f" {problem}")
 
 
 def _keys(schema: Schema, keyword: str) -> list[str]:
-    said = schema.get(keyword)
-    return [name for name in said if isinstance(name, str)] if isinstance(said, dict | list) else []
+    names = schema.get(keyword)
+    return [name for name in names if isinstance(name, str)] if isinstance(names, dict | list) else []
 
 
 def roots_of(output: StructuredOutput) -> Iterator[Any]:

@@ -66,10 +66,10 @@ def check_regex(regex: str, field: str) -> None:
         raise InvalidRequest(
             f"{field} must have at most {MOST_CHECKED_CHARS} characters, got {len(regex)}", field=field
         )
-    said = LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(regex))
-    if said:
-        reasons = [line.removeprefix("error: ") for line in said.splitlines() if line.startswith("error: ")]
-        raise InvalidRequest(f"{field} is not a regex: {', '.join(reasons) or said.splitlines()[0]}", field=field)
+    problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(regex))
+    if problem:
+        reasons = [line.removeprefix("error: ") for line in problem.splitlines() if line.startswith("error: ")]
+        raise InvalidRequest(f"{field} is not a regex: {', '.join(reasons) or problem.splitlines()[0]}", field=field)
 
 
 def _choice(output: StructuredOutput) -> str:
@@ -87,8 +87,8 @@ def _grammar(output: StructuredOutput) -> str:
     except RecursionError:
         raise
     except Exception as error:  # the library raises bare Exception, too
-        said = " ".join(str(error).split())
-        raise InvalidRequest(f"{output.field} is not a grammar: {said}", field=output.field) from error
+        reason = " ".join(str(error).split())
+        raise InvalidRequest(f"{output.field} is not a grammar: {reason}", field=output.field) from error
 
 
 def _llguidance(output: StructuredOutput) -> str:

@@ -102,7 +102,7 @@ def log_bill(trace: Trace, answers: Answers, block_size: int) -> LogBill:
 
 
 def _measured(rows: Sequence[TraceRow]) -> float | None:
-    said = [row for row in rows if row.cached_tokens is not None]
-    if not said:
+    with_counts = [row for row in rows if row.cached_tokens is not None]
+    if not with_counts:
         return None
-    return sum(row.cached_tokens or 0 for row in said) / sum(row.input_tokens for row in said)
+    return sum(row.cached_tokens or 0 for row in with_counts) / sum(row.input_tokens for row in with_counts)

@@ -304,8 +304,8 @@ def _positive(shape: object, *names: str, where: str = "") -> None:
     for name in names:
         value = getattr(shape, name)
         if value is not None and not 0 < value < float("inf"):
-            said = f"a simulated fleet's {where}{name} must be positive and finite, got {value}"
-            raise ConfigError(said, field=where + name)
+            problem = f"a simulated fleet's {where}{name} must be positive and finite, got {value}"
+            raise ConfigError(problem, field=where + name)
 
 
 def _one_of(name: str, value: object, known: Sequence[object]) -> None:

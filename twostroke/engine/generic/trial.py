@@ -166,8 +166,8 @@ def _are_steady(model: PagedModel) -> bool:
 
 def _distance(some: torch.Tensor, others: torch.Tensor) -> float:
     some, others = some.double(), others.double()
-    said = others - others.mean(dim=-1, keepdim=True)
-    return float((some - others).norm() / said.norm())
+    centred = others - others.mean(dim=-1, keepdim=True)
+    return float((some - others).norm() / centred.norm())
 
 
 @dataclass(frozen=True, slots=True)

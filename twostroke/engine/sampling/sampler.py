@@ -63,7 +63,7 @@ def is_plain_greedy(row: SampleRow) -> bool:
 
 
 def is_unadjusted(row: SampleRow) -> bool:
-    """Returns whether the token is chosen from unchanged logits, of all tokens or those of a grammar, and nothing more."""
+    """Returns whether the token is drawn from unchanged logits, of all tokens or a grammar's, and nothing more."""
     params = row.params
     is_adjusted = params.logit_bias or params.has_penalties or (row.banned and row.mask is None)
     return not is_adjusted and params.logprobs is None

@@ -24,7 +24,7 @@ class Recommended:
     min_p: float | None = None
     repetition_penalty: float | None = None
 
-    def said(self) -> dict[str, float]:
+    def given(self) -> dict[str, float]:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -41,7 +41,7 @@ def read_recommended(directory: Path, usual: Recommended) -> Recommended:
         return usual
     found = {name: _number(name, config.get(name)) for name in asdict(usual)}
     recommended = Recommended(**found)  # type: ignore[arg-type]  # a whole number where it is one
-    return recommended if recommended.said() else usual
+    return recommended if recommended.given() else usual
 
 
 def _number(name: str, value: object) -> float | None:

@@ -120,7 +120,7 @@ class _Look:
         return self._left
 
     def give_up(self) -> None:
-        """Unlock what was found, and whatever a thread that is still looking finds."""
+        """Unlocks what was found, and whatever a thread that still looks will find."""
         with self._lock:
             self._is_given_up = True
             left, self._left = self._left, []

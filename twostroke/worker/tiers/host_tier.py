@@ -181,7 +181,7 @@ class HostFetcher:
         return data
 
     def close(self) -> None:
-        """The memory is the tier's."""
+        """Closes nothing: the tier owns the memory, and closes it."""
 
 
 def _time_of_a_copy(memory: PageMemory) -> PageTime:

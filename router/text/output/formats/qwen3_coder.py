@@ -262,26 +262,26 @@ class Qwen3CoderSyntax:
         ends = self._ends_value
         if ends is None:
             return True
-        said, self._ending = self._ending, ""
+        ending, self._ending = self._ending, ""
         if ends:
             self._value.end()
             self._begin_body()
-            self._take_again(said)
+            self._take_again(ending)
         else:
-            self._value.add(said[0])
-            self._take_again(said[1:])
+            self._value.add(ending[0])
+            self._take_again(ending[1:])
         return True
 
     @property
     def _ends_value(self) -> bool | None:
         """Returns whether the value ends with the text that was held back. None: that is not certain yet."""
-        said = self._ending
-        if said.startswith(_PARAMETER):
-            return self._begins_next(said.removeprefix(_PARAMETER))
-        mark = next((mark for mark in _BEHIND if said.startswith(mark)), None)
+        ending = self._ending
+        if ending.startswith(_PARAMETER):
+            return self._begins_next(ending.removeprefix(_PARAMETER))
+        mark = next((mark for mark in _BEHIND if ending.startswith(mark)), None)
         if mark is None:
-            return None if any(mark.startswith(said) for mark in (*_BEHIND, _PARAMETER)) else False
-        behind = said.removeprefix(mark)
+            return None if any(mark.startswith(ending) for mark in (*_BEHIND, _PARAMETER)) else False
+        behind = ending.removeprefix(mark)
         if mark == _END_PARAMETER and (self._value.is_inline or self._value.is_at_line):
             return True
         if mark == CLOSE and behind == "\n" and self._value.is_at_line:

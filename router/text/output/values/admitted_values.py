@@ -123,8 +123,8 @@ class _Reader:
 
 
 def _typed(schema: Mapping[str, Any]) -> Admitted:
-    said = schema.get("type")
-    types = frozenset(each for each in (said if isinstance(said, list) else [said]) if isinstance(each, str)) & TYPES
+    named = schema.get("type")
+    types = frozenset(each for each in (named if isinstance(named, list) else [named]) if isinstance(each, str)) & TYPES
     if not types:
         return ANYTHING
     return Admitted(types | {"null"} if schema.get("nullable") is True else types)

@@ -128,7 +128,7 @@ class ArgumentsText:
             self._begun = char
             return Progress.MORE
         if char != '"':
-            return self._said(char)
+            return self._in_string(char)
         if not self.has_begun:
             self.complete()
         return Progress.DONE if self._is_whole else Progress.BROKEN
@@ -143,12 +143,12 @@ class ArgumentsText:
         elif char not in _ESCAPED:
             return Progress.BROKEN
         escape, self._begun = self._begun, ""
-        for said in _unescaped(escape):
-            if self._said(said) is Progress.BROKEN:
+        for text in _unescaped(escape):
+            if self._in_string(text) is Progress.BROKEN:
                 return Progress.BROKEN
         return Progress.MORE
 
-    def _said(self, char: str) -> Progress:
+    def _in_string(self, char: str) -> Progress:
         """Takes one character of the text in a string. Only whitespace may stand around the object."""
         if char.isspace() and (self._is_whole or not self.has_begun):
             return Progress.MORE

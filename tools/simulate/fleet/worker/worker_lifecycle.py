@@ -68,7 +68,7 @@ class WorkerLifecycle:
         return host
 
     def end(self, worker: WorkerId) -> Sequence[SimulatedRequest]:
-        """It dies; returns what it owned."""
+        """Kills a worker; returns the requests that it owned."""
         return self._hosts[worker].die()
 
     def check_quiet(self) -> None:

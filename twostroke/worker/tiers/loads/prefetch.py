@@ -229,7 +229,7 @@ class Prefetch:
         thread.start(job, ended)
 
     def _ended(self, read: _HostRead, ended: Future[None]) -> None:
-        """The reader is done; its pages are in host memory from now on, unless the sequence has gone."""
+        """Takes the pages of a finished read into host memory, unless the sequence has gone."""
         read.thread.pending_pages -= len(read.job.reads)
         for result in read.job.take_results():
             page = read.pages.pop(result.read.block_hash, None)
@@ -246,7 +246,7 @@ class Prefetch:
             self._wake()
 
     def _take(self, host_read: _HostRead, read: PageRead[Any], page: PageId, *, is_read: bool) -> None:
-        """A damaged page is left to the load that finds it so, which tells of it."""
+        """Takes one page into host memory. A damaged page is left to the load that will read it, which reports it."""
         host, waiting = host_read.host, host_read.waiting
         if not is_read or not host.promoted(read.block_hash, waiting.sequence.parent_of(read.block), page):
             host.give_back(page)

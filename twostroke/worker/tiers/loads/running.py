@@ -231,7 +231,7 @@ class RunningLoads:
                 self._give_up(load)
 
     def _ended(self, load: _Load, ended: Future[None]) -> None:
-        """The reader is done with a load, which may have been given up long before."""
+        """Ends a load whose reader is done. The load may have been given up long before."""
         self._take(load)
         self._open.discard(load)
         load.thread.pending_pages -= len(load.job.reads)
