@@ -17,7 +17,7 @@ from starlette.routing import Route
 from router.console import block_map, explanation, request_list
 from router.console.access import check_caller, read_fields
 from router.console.fleet_view import FleetView, Shared, rendered
-from router.console.pages import SECURITY_HEADERS, ConsolePages
+from router.console.static_files import SECURITY_HEADERS, ConsoleFiles
 from router.dialects.openai.reply import ERRORS
 from router.endpoints.errors import error_response
 from router.pins import forms
@@ -52,7 +52,7 @@ class Console(RouterBranch):
     def __init__(self, parts: RouterParts) -> None:
         actions, pins = FleetActions(parts.supervisor), PinAdmin(parts.handler, parts.supervisor)
         api = ConsoleApi(parts.handler, parts.recorder, actions, pins, router_id=parts.router_id)
-        self.routes = (*ConsolePages().routes(), *api.routes())
+        self.routes = (*ConsoleFiles().routes(), *api.routes())
 
 
 class ConsoleApi:
@@ -183,7 +183,8 @@ class FleetActions:
         await self._supervisor.ask(
             FleetStub, "AssignRole", fleet_pb2.AssignRoleRequest(worker_id=worker, role=role), ANSWER_S
         )
-        return f"{worker} serves as a {role} worker; counts stay as they are until: twostroke scale --auto"
+        fixed = "the number of workers of each role stays fixed until: twostroke scale --auto"
+        return f"{worker} serves as a {role} worker; {fixed}"
 
 
 def _named(fields: dict[str, Any]) -> str:

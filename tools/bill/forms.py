@@ -57,7 +57,7 @@ class FormBill:
         return self.layout.host_bytes
 
     def step_bytes(self, streams: int, tokens: int) -> float:
-        """Returns what a decode step of so many streams reads. Each stream attends to `tokens`."""
+        """Returns what a decode step of this many streams reads. Each stream attends to `tokens`."""
         return self.weights_step_bytes + streams * self.size.seen_bytes(tokens)
 
     def ceiling(self, bytes_per_s: float, streams: int, tokens: int) -> float | None:

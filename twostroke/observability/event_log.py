@@ -109,7 +109,7 @@ class _Allowance:
 
 
 class LineLimit:
-    """Says which lines are written: of each kind so many at once, and so many a second."""
+    """Says which lines are written: of each kind this many at once, and this many a second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

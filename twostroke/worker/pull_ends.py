@@ -165,7 +165,7 @@ class ServedInOtherForm(ServedPages, Protocol):
     ) -> bool:
         """Returns whether the puller is rather to convert pages of `own_bytes` each, as it offers.
 
-        A pull wants so many pages, of which `ready` can be read now.
+        A pull wants this many pages, of which `ready` can be read now.
         """
 
 

@@ -22,15 +22,18 @@ from twostroke.config.duration import duration_s, duration_text
 from twostroke.rpc.v1 import inference_pb2, pins_pb2, pins_pb2_grpc
 
 ANSWER_S = 20.0
-"""Seconds for a router, which tokenizes the prefix and asks the supervisor."""
+"""Deadline of a call to a router, which tokenizes the prefix and calls the supervisor."""
 LOOK_S = 0.2
+"""Seconds between two questions whether a pin is ready."""
 MOST_BYTES = 900 << 10
 """Bytes of a prefix: the admin port takes a megabyte in all."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    add = actions.add_parser("add", help="compute a prefix now, and keep it; the same one again gets the new end")
+    add = actions.add_parser(
+        "add", help="compute a prefix now, and keep it; a pin of the same prefix only gets the new --expires"
+    )
     prefix = add.add_mutually_exclusive_group(required=True)
     prefix.add_argument("--system", metavar="TEXT", help="chats that begin with this system message")
     prefix.add_argument(
@@ -97,7 +100,10 @@ def _add(args: argparse.Namespace) -> int:
 
 
 def _may_be_ready_soon(held: pins_pb2.HeldPin) -> bool:
-    """Returns whether a worker computes the pin, or serves and has not answered yet."""
+    """Returns whether a worker computes the pin now, or serves but has not answered yet.
+
+    A worker that has not answered is away with a problem; one that does not serve is away without one.
+    """
     is_unanswered = held.state == pins_pb2.PIN_STATE_AWAY and bool(held.problem)
     return held.state == pins_pb2.PIN_STATE_COMPUTING or is_unanswered
 
@@ -119,8 +125,8 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _remove(args: argparse.Namespace) -> int:
-    ways = [args.id is not None, args.owner is not None, args.hints]
-    if sum(ways) != 1:
+    named = [args.id is not None, args.owner is not None, args.hints]
+    if sum(named) != 1:
         raise ConfigError("name one pin by its ID, or an --owner, or --hints", field="id")
     if args.id == "" or args.owner == "":
         raise ConfigError("the ID or the --owner is empty", field="id")
@@ -135,7 +141,7 @@ def _remove(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> pins_pb2.AddPinRequest:
-    """Raises ConfigError that names the flag."""
+    """Returns the call's request. Raises ConfigError that names the flag."""
     _check_text({
         "--system": args.system, "--text": args.text, "--owner": args.owner, "--tenant": args.tenant,
         "--cache-salt": args.cache_salt, "--workers": args.workers, "--model": args.model,
@@ -196,7 +202,7 @@ def _chat(file: str) -> inference_pb2.Chat:
 
 
 def _check_text(by_flag: Mapping[str, str | None]) -> None:
-    """Raises ConfigError naming the first that is not text: bytes of a command line, or half of a surrogate pair."""
+    """Raises ConfigError naming the first value that is not valid Unicode, as bytes on a command line need not be."""
     for name, text in by_flag.items():
         try:
             (text or "").encode()

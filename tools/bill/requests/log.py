@@ -22,7 +22,7 @@ CURVE_POINTS: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class HitPoint:
-    """Shares of prompt tokens that are found with room for so many tokens."""
+    """Shares of prompt tokens that are found with room for this many tokens."""
 
     capacity_tokens: int
     lru: float
@@ -49,7 +49,7 @@ class LogBill:
     _optimum: Optimum
 
     def at(self, capacity_tokens: int) -> HitPoint:
-        """Returns the hit rates with room for so many tokens."""
+        """Returns the hit rates with room for this many tokens."""
         blocks = capacity_tokens // self._requests.block_tokens
         return HitPoint(capacity_tokens, self._rate(self._lru.at(blocks)), self._rate(self._optimum.hits(blocks)))
 

@@ -105,13 +105,13 @@ class TierShape:
     """Budget of written bytes, as `--disk-write-mb-s` of a worker."""
 
     def scaled(self, scale: float) -> TierShape:
-        """Returns the same with pages of so many times the size."""
+        """Returns the same with pages of this many times the size."""
         times = ("host_page_s", "disk_page_s", "prefill_host_page_s", "prefill_disk_page_s")
         known = {name: seconds for name in times if (seconds := asdict(self)[name]) is not None}
         return replace(self, **{name: seconds * scale for name, seconds in known.items()})
 
     def of_prefill(self, scale: float) -> TierShape:
-        """Returns those of prefill workers, whose pages have so many times the size."""
+        """Returns those of prefill workers, whose pages have this many times the size."""
         own = self.scaled(scale)
         host_s, disk_s = self.prefill_host_page_s or own.host_page_s, self.prefill_disk_page_s or own.disk_page_s
         return replace(own, host_page_s=host_s, disk_page_s=disk_s)

@@ -85,7 +85,7 @@ class ScalePromise(Promise):
     min_decode: int | None = setting(None, default_text="as --decode", help="fewest decode workers")
     max_decode: int = setting(..., help="most decode workers")
     start_s: float = setting(20.0, least=0, help="time until a new worker serves")
-    surge: float = setting(1.0, unit="FACTOR", help="the middle third of the requests comes so many times as fast")
+    surge: float = setting(1.0, unit="FACTOR", help="the middle third of the requests comes FACTOR times as fast")
 
 
 class ScaleFlags(FleetQuestion):

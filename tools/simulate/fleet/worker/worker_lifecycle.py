@@ -15,7 +15,7 @@ from twostroke.config import Role
 
 class WorkerLifecycle:
     def __init__(self, fleet: SharedFleet, begin: dict[Role, int] | None = None) -> None:
-        """`begin`: so many of each role at first (None: all of them)."""
+        """`begin`: this many of each role at first (None: all of them)."""
         self._fleet = fleet
         self._shape = shape = fleet.shape
         self.uses = {worker: WorkerUse(worker=worker, role=Role(worker.rpartition("-")[0])) for worker in shape.workers}

@@ -33,7 +33,7 @@ from twostroke.worker.tiers.price import pays, queued_blocks
 from twostroke.worker.tiers.reader import PageRead, ReaderThread, ReadJob
 
 READ_PAGES = 4
-"""Pages that are read together: a load that comes meanwhile reads beside at most so many."""
+"""Pages that are read together: a load that comes meanwhile reads beside at most this many."""
 HELD_SHARE = 0.75
 """Waiting sequences hold at most this share of the host tier's pages: evictions need the others."""
 
@@ -175,7 +175,7 @@ class Prefetch:
     # Reading
 
     def _next_blocks(self, waiting: _Waiting, most: int) -> list[int]:
-        """Takes the next blocks to be read for a sequence, at most so many: its first ones that are on disk alone."""
+        """Takes the next blocks to be read for a sequence, at most this many: its first ones that are on disk alone."""
         blocks: list[int] = []
         while waiting.left and len(blocks) < most:
             block = waiting.left.pop()
