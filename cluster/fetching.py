@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from twostroke.models.catalog.fetch import fetch
 
 LINE_PERCENT = 25
-"""Percent of a step between two lines in a log."""
+"""A line is printed for every this many percent of a step, where there is no terminal."""
 
 
 def fetch_with_progress(model: str, dtype: str, console: Console | None = None) -> Path:
@@ -22,12 +22,14 @@ def fetch_with_progress(model: str, dtype: str, console: Console | None = None) 
 def _fetch_with_bars(model: str, dtype: str, console: Console) -> Path:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        bars = {"": progress.add_task(f"fetching {model}", total=1.0)}
+        first_bar: TaskID | None = progress.add_task(f"fetching {model}", total=1.0)
+        bars: dict[str, TaskID] = {}
 
         def on_progress(label: str, fraction: float) -> None:
+            nonlocal first_bar
             if label not in bars:
-                # The first step replaces the line without a step.
-                bars[label] = bars.pop("") if "" in bars else progress.add_task(label, total=1.0)
+                bars[label] = progress.add_task(label, total=1.0) if first_bar is None else first_bar
+                first_bar = None
             progress.update(bars[label], description=label, completed=fraction)
 
         return fetch(model, dtype, on_progress)

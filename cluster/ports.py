@@ -11,7 +11,7 @@ from twostroke.base.errors import ConfigError
 FLEET_PORTS = range(20_000, 30_000)
 """Ports below the kernel's ephemeral range, so that no outgoing connection takes one while the supervisor restarts."""
 TRIED_PORTS = 100
-"""Random candidates for the Fleet service. Where none of so many is free, something is wrong with the host."""
+"""Random candidates for the Fleet service. Where none of them is free, something is wrong with the host."""
 
 
 def is_free(host: str, port: int) -> bool:

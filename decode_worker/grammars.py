@@ -143,7 +143,7 @@ class Grammars(Branch):
 
 
 def allows_none(state: GrammarState, params: SamplingParams) -> bool:
-    """Tells whether a request allows none of the tokens with which its answer's grammar may go on."""
+    """Returns whether a request allows none of the tokens with which its answer's grammar may go on."""
     return not narrowed(state.mask, mask_of(params.allowed_tokens), ()).any()
 
 

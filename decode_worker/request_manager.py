@@ -101,7 +101,7 @@ class RequestManager(RoleServices):
         reach(Point.DECODE_QUEUED)
 
     def close_request(self, request_id: RequestId, attempt: int) -> None:
-        """Frees everything that a request holds; closing an unknown request is no error."""
+        """Frees everything that a request holds; closing an unknown request is not an error."""
         reach(Point.DECODE_CLOSING)
         state = self._requests.get(request_id)
         if state is not None and not self._is_late(state, attempt) and attempt <= state.attempt.number:
@@ -269,7 +269,7 @@ class RequestManager(RoleServices):
         return state
 
     def _is_late(self, state: RequestState, attempt: int) -> bool:
-        """Tells whether a call is about an attempt that a later one has replaced, and counts it."""
+        """Returns whether a call is about an attempt that a later one has replaced, and counts it."""
         if attempt >= state.attempt.number:
             return False
         self._host.metrics.stale_attempts.inc()

@@ -62,7 +62,7 @@ class RequestTrace:
             self._queue.end()
 
     def first_token(self, steps: int) -> None:
-        """Notes that decoding begins, after so many steps."""
+        """Notes that decoding begins, after this many steps."""
         self._decode = self.span.begin("decode")
         self._steps_before = steps - 1
 

@@ -163,7 +163,7 @@ class BuildJobs(RoleServices):
         self._supplies.of(job.sequence, ordered, job).begin(admission.missing)
 
     def planning(self) -> None:
-        """Nothing to decide: a prefill worker computes all that is pulled."""
+        """Decides nothing: a prefill worker computes all that is pulled."""
 
     def computed(self, step: Step, seconds: float) -> None:
         for chunk in step.chunks:
@@ -191,7 +191,7 @@ class BuildJobs(RoleServices):
         return 0
 
     def close(self) -> None:
-        """Nothing to close: jobs end with their calls."""
+        """Closes nothing: jobs end with their calls."""
 
 
 def _check(tokens: Sequence[int], facts: LoadedModel) -> None:

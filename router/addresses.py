@@ -49,5 +49,5 @@ def inherited(descriptor: int) -> socket.socket:
         return socket.socket(fileno=descriptor)
     except OSError as error:
         raise ConfigError(
-            f"descriptor {descriptor} is no listening socket: {error.strerror}", field="http_fd"
+            f"descriptor {descriptor} is not a listening socket: {error.strerror}", field="http_fd"
         ) from error

@@ -1,7 +1,7 @@
 """Reads event streams as clients do that were written by hand: cut at blank lines, `data: ` off, JSON, until [DONE].
 
 vLLM's and SGLang's benchmark clients, guidellm and countless scripts do this and no more: a line of any other kind, an
-event with two lines or a comment makes them fail, or count what is no token."""
+event with two lines or a comment makes them fail, or count what is not a token."""
 
 from __future__ import annotations
 

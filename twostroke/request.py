@@ -130,7 +130,7 @@ class SamplingParams:
     allowed_tokens: bytes = b""
     """Tokens that may be drawn, as `token_bits` makes it. Empty: all may."""
     grammar: Grammar | None = None
-    """Tokens that it does not permit are no candidates. Its state is a function of the answer's tokens so far."""
+    """Tokens that it does not permit are not candidates. Its state is a function of the answer's tokens so far."""
 
     def __post_init__(self) -> None:
         _check(0 <= self.seed < SEEDS, "seed", "a 64-bit number", self.seed)
@@ -283,7 +283,7 @@ class SampledToken(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
     """(token, logprob), likeliest first."""
     is_sound: bool = True
-    """False: its logits were no finite numbers, and the token means nothing. Never leaves the worker."""
+    """False: its logits were not finite numbers, and the token means nothing. Never leaves the worker."""
 
 
 @dataclass(frozen=True, slots=True)

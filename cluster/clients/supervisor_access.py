@@ -9,7 +9,7 @@ from typing import Any
 from cluster.clients import control_socket, state_file
 from cluster.flags.parser import add_pid
 from cluster.ray import environment as ray_environment
-from cluster.ray.address import reachable
+from cluster.ray.address import ray_head_address
 from twostroke.base.errors import PeerLost
 
 
@@ -32,7 +32,7 @@ def ask(args: argparse.Namespace, method: str, *, wait_s: float = 0.0, **fields:
     """
     if args.address is None:
         return control_socket.send(folder(args), method, **fields)
-    address = reachable(args.address, wait_s)
+    address = ray_head_address(args.address, wait_s)
     ray_environment.for_joined_cluster()
     # Imported here, because Ray reads its environment when it is imported.
     import ray

@@ -114,13 +114,13 @@ def _check_known(key: str, known: list[str], where: str, prefix: str) -> None:
 def _converted(leaf: Leaf, entry: FileEntry, source: FileSource) -> Any:
     """Converts a value as the flag would."""
     path = leaf.key
-    if leaf.said.is_size:
+    if leaf.setting.is_size:
         return _size(entry, source, path)
-    if leaf.is_list and (isinstance(entry.value, list) or not leaf.said.commas):
+    if leaf.is_list and (isinstance(entry.value, list) or not leaf.setting.commas):
         items = entry.value if isinstance(entry.value, list) else [entry]
         return [_typed(item, str, source, path) for item in items]
     value = _typed(entry, leaf.kind, source, path)
-    choices = CHOICES.get(leaf.flag, leaf.said.choices)
+    choices = CHOICES.get(leaf.flag, leaf.setting.choices)
     if choices and value not in choices:
         near = difflib.get_close_matches(value, choices, n=1)
         advice = f"; did you mean {near[0]}?" if near else ""

@@ -89,7 +89,7 @@ def _entry(loader: _Loader, node: yaml.Node, line: int, name: str, depth: int) -
     try:
         return FileEntry(loader.construct_object(node), line)
     except ValueError as error:  # a date that no calendar has
-        raise ConfigError(f"{name}:{line}: {node.value!r} is no value: {error}") from error
+        raise ConfigError(f"{name}:{line}: {node.value!r} is not a value: {error}") from error
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode, name: str, depth: int) -> dict[str, FileEntry]:

@@ -1,4 +1,4 @@
-"""Flags that are no settings, and the files that flags name.
+"""Flags that are not settings, and the files that flags name.
 
 The flags of `twostroke serve` and `twostroke router` are derived from `twostroke.config`.
 """

@@ -53,5 +53,5 @@ def refuse_ignored(args: argparse.Namespace, rules: Iterable[Ignored]) -> None:
     """Raises ConfigError for the first given flag that has no effect. `args` come from a `Parser`."""
     for flags, is_so, why in rules:
         for flag in flags:
-            if field_of(flag) in args.said and is_so(args):
+            if field_of(flag) in args.flags_given and is_so(args):
                 raise ConfigError(f"{flag} would be ignored: {why}", field=field_of(flag))

@@ -84,12 +84,12 @@ def authorization(key: str) -> dict[str, str]:
 
 
 def add_tls_flags(parser: argparse._ActionsContainer) -> None:
-    for name, (kind, said) in _FLAGS.items():
+    for name, (kind, description) in _FLAGS.items():
         parser.add_argument(
             f"--{name.replace('_', '-')}",
             default=os.environ.get(tls_variable(name)) or None,
             metavar=kind,
-            help=f"{said} (environment: {tls_variable(name)})",
+            help=f"{description} (environment: {tls_variable(name)})",
         )
 
 

@@ -30,27 +30,29 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Lets a subcommand report what it does not know, with its own flags and help instead of its parent's.
 
-        `said` in the result holds the names of all flags that were given, also those with a default's value.
+        `flags_given` in the result holds the names of all flags that were given, also those with a default's value.
         """
         self.words = list(sys.argv[1:] if args is None else args)
         known, unknown = super().parse_known_args(self.words, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown)}")
-        if "said" not in known:  # a subcommand may have set it
-            known.said = self._said()
+        if "flags_given" not in known:  # a subcommand may have set it
+            known.flags_given = self._flags_given()
         return known, unknown
 
-    def _said(self) -> frozenset[str]:
+    def _flags_given(self) -> frozenset[str]:
         own = self.words[: self.words.index("--")] if "--" in self.words else self.words
         actions = (self._option_string_actions.get(word.partition("=")[0]) for word in own)
         return frozenset(action.dest for action in actions if action is not None)
 
     def _meant(self, unknown: Sequence[str]) -> str:
-        said = next((word.partition("=")[0] for word in unknown if word.startswith("--")), "")
-        if not said:
+        unknown_flag = next((word.partition("=")[0] for word in unknown if word.startswith("--")), "")
+        if not unknown_flag:
             return ""
         flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
-        near = [flag for flag in flags if flag.startswith(said)] or difflib.get_close_matches(said, flags, n=1)
+        near = [flag for flag in flags if flag.startswith(unknown_flag)] or difflib.get_close_matches(
+            unknown_flag, flags, n=1
+        )
         return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 

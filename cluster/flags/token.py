@@ -27,17 +27,17 @@ def read(path: str) -> str:
     """Returns the token. Raises ConfigError that says what is wrong with the file and nothing of its content."""
     from_environment = os.environ.get(TOKEN_VARIABLE)
     is_from_there = bool(from_environment) and str(Path(from_environment or "").expanduser().absolute()) == path
-    said = f"${TOKEN_VARIABLE}" if is_from_there else "--token-file"
+    flag = f"${TOKEN_VARIABLE}" if is_from_there else "--token-file"
     try:
-        check_private(said, path)
+        check_private(flag, path)
         token = Path(path).read_text(encoding="ascii").strip()
     except OSError as error:
-        raise ConfigError(f"{said} {path}: {error.strerror}; make one with: {_MAKE}", field="token_file") from error
+        raise ConfigError(f"{flag} {path}: {error.strerror}; make one with: {_MAKE}", field="token_file") from error
     except UnicodeDecodeError:
         token = ""
     if len(token) < SHORTEST or not token.isprintable() or " " in token:
         raise ConfigError(
-            f"{said} {path} must hold one word of at least {SHORTEST} characters; make one with: {_MAKE}",
+            f"{flag} {path} must hold one word of at least {SHORTEST} characters; make one with: {_MAKE}",
             field="token_file",
         )
     return token

@@ -28,7 +28,7 @@ from cluster.flags.token import read as read_token
 from cluster.launch.run_folder import RunFolder
 from cluster.launch.start_checks import check, check_machine, cpus
 from cluster.ray import environment as ray_environment
-from cluster.ray.address import reachable
+from cluster.ray.address import ray_head_address
 from cluster.routers.keeper import RouterKeeper
 from cluster.terminal.announce import Announcer
 from cluster.values.exits import described as describe_exits
@@ -73,7 +73,7 @@ def _launch(config: ClusterConfig, options: LaunchOptions) -> int:
     if config.address is None and options.keeps_fleet:
         raise ConfigError("--keep needs --address: a local Ray ends with its launcher", field="--keep")
     if config.address is not None:
-        config = config.replace(address=reachable(config.address, config.ray_wait_s, announcer))
+        config = config.replace(address=ray_head_address(config.address, config.ray_wait_s, announcer))
     config = _with_absolute_model(config)
     model_dir = _model_dir(config) if config.routers or config.address is None else ""
     interrupts = Interrupts()

@@ -62,8 +62,8 @@ def check_machine(config: ClusterConfig) -> None:
     for role in (Role.PREFILL, Role.DECODE):
         own = config.role(role).threads
         if not model.is_paced:
-            said = "--threads" if own is None else f"{role.value}.threads"
-            check_threads(own or config.runtime.threads, said, processes_of(model, role))
+            flag = "--threads" if own is None else f"{role.value}.threads"
+            check_threads(own or config.runtime.threads, flag, processes_of(model, role))
     _check_room(config)
 
 

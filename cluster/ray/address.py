@@ -1,4 +1,4 @@
-"""Finds the Ray cluster that is meant and checks that a head answers there, before anything of Ray is loaded."""
+"""Finds the address of the Ray head to join, and checks that a head answers there, before Ray is imported."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from twostroke.base.errors import ConfigError
 
 AUTO = "auto"
 CONNECT_S = 5.0
+"""Seconds for opening a TCP connection to the head."""
 PAUSE_S = 0.5
 """Seconds between two tries to reach a head that is not up yet."""
 HEAD_S = 4.0
 """Seconds for Ray's head to answer. Ray itself would try for two minutes, whatever listens there."""
-ANY_HEAD_KNOWS = "/ray.rpc.NodeInfoGcsService/GetClusterId"
-"""The first method that Ray calls on a head."""
+GET_CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId"
+"""The first method that Ray itself calls on a head. Every head has it."""
 CURRENT = Path("/tmp/ray/ray_current_cluster")
 """A file that `ray start` writes."""
 
 
-def reachable(address: str, wait_s: float = 0.0, announcer: Announcer | None = None) -> str:
+def ray_head_address(address: str, wait_s: float = 0.0, announcer: Announcer | None = None) -> str:
     """Returns HOST:PORT once a head answers. Raises ConfigError where none has after `wait_s` or one refuses us."""
     address = _here() if address == AUTO else address
     host, _, port = address.rpartition(":")
@@ -47,31 +48,31 @@ def reachable(address: str, wait_s: float = 0.0, announcer: Announcer | None = N
 
 
 def _try(host: str, port: int, context: ssl.SSLContext | None) -> str | None:
-    """Returns the reason why a process cannot join there now. Raises ConfigError where waiting would not help."""
+    """Returns why a process cannot join there now, or None. Raises ConfigError where waiting would not help."""
     try:
         socket.create_connection((host.strip("[]"), port), CONNECT_S).close()
     except OSError as error:
         return f"nothing answers there: {error}"
-    except UnicodeError:  # a name that no name service is asked for
-        return "nothing answers there: no name of a host"
+    except UnicodeError:  # such a name cannot be looked up
+        return "nothing answers there: not the name of a host"
     ray_credentials.check_head(host, port, context)
     with ray_credentials.channel_to(host, port, context) as channel:
-        ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(ANY_HEAD_KNOWS)
+        ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(GET_CLUSTER_ID)
         try:
             ask(b"", timeout=HEAD_S)
         except grpc.RpcError as error:
             code = error.code()
             if (code in _NO_RPC and context is None) or code is grpc.StatusCode.UNIMPLEMENTED:
-                return "what answers there is no head of Ray"
+                return "what answers there is not a Ray head"
     return None
 
 
 _NO_RPC = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN})
-"""Statuses that no head returns. Any other one is a head's: it may ask for a token first."""
+"""Statuses that a Ray head never returns. After any other one it is a head, which may ask for a token first."""
 
 
 def _here() -> str:
-    """Returns the address of the job that this is part of, else of the Ray that was started on this node."""
+    """Returns the address of the Ray job that this process is part of, else of the Ray cluster on this node."""
     if address := os.environ.get("RAY_ADDRESS"):
         return address
     try:

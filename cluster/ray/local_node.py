@@ -43,7 +43,7 @@ class LocalNode(ray._private.node.Node):  # type: ignore[misc]  # Ray has no typ
         start = services.start_ray_process
 
         def start_changed(command: list[str], *arguments: Any, **options: Any) -> Any:
-            return start(without_agents(command), *arguments, **options)
+            return start(with_idle_agents(command), *arguments, **options)
 
         with mock.patch.object(services, "start_ray_process", start_changed):
             super().start_raylet(*arguments, **options)
@@ -56,13 +56,13 @@ def local_nodes() -> Iterator[None]:
         yield
 
 
-def without_agents(raylet: list[str]) -> list[str]:
-    """Returns a raylet's command with idle agents."""
-    return [*map(_without_agent, raylet), f"--dashboard_agent_listen_port={NOWHERE}"]
+def with_idle_agents(raylet: list[str]) -> list[str]:
+    """Returns a raylet's command that starts an idle process in place of each agent."""
+    return [*map(_with_idle_agent, raylet), f"--dashboard_agent_listen_port={NOWHERE}"]
 
 
-def _without_agent(word: str) -> str:
-    """Returns a word of the command that starts no agent and names none of their ports."""
+def _with_idle_agent(word: str) -> str:
+    """Returns one word of the command with the agent's command or port in it replaced."""
     if command_of := _AGENT_COMMANDS.match(word):
         return command_of[0] + subprocess.list2cmdline(IDLE_AGENT)
     return _AGENT_PORTS.sub(rf"--\1port={NOWHERE}", word)

@@ -228,7 +228,7 @@ class Planner:
         return self._decode.most
 
     def _can_serve(self, capacity: MeasuredCapacity, streams: float, tokens: float) -> bool:
-        """Tells whether one decode worker meets the target with this load, unless no single stream does."""
+        """Returns whether one decode worker meets the target with this load, unless no single stream does."""
         itl_s, cost = self._targets.itl_s, capacity.cost
         is_fast = (
             itl_s is None or cost.of_streams(1, 0) > itl_s or cost.of_streams(math.ceil(streams), int(tokens)) <= itl_s

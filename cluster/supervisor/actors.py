@@ -153,7 +153,7 @@ class MountedWorker:
         self._epoch_task = asyncio.create_task(self._serve_epoch(self._worker, incarnation, replaced))
 
     async def _serve_epoch(self, worker: PlainWorker, incarnation: int, replaced: EngineState | None) -> None:
-        """`replaced`: the weights of the epoch before, if this one has others."""
+        """Runs one epoch. First it closes `replaced`: the previous epoch's weights, where this epoch has others."""
         if replaced is not None:
             await replaced.close()
         for name in _models(self._config):

@@ -71,7 +71,7 @@ class SupervisedFleet:
         return [each.serving_now.address for each in self.workers() if each.serving_now is not None]
 
     def has_no_room(self, worker_id: str) -> bool:
-        """Whether the worker's next process has waited for a node for long."""
+        """Returns whether the worker's next process has waited for a node for long."""
         return worker_id in self._without_room
 
     def placed_workers(self) -> list[PlacedWorker]:
@@ -129,7 +129,7 @@ class SupervisedFleet:
         self.publish()
 
     def enter(self, worker_id: str, stage: WorkerStage, *, returns: bool = False) -> None:
-        """`returns`: a new epoch of the same role follows a drain."""
+        """Moves a worker to another stage. `returns`: after this drain a new epoch of the same role begins."""
         worker = self.worker(worker_id)
         observed = worker.observed.enter(stage, self._clock())
         serving = None if stage in _WITHOUT_ADDRESS else worker.serving

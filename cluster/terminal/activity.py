@@ -95,7 +95,7 @@ class ActivityLine:
 
 
 def _is_in_foreground() -> bool:
-    """Whether the line may be drawn. A background job would draw over what its user types."""
+    """Returns whether the line may be drawn. A background job would draw over what its user types."""
     try:
         return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()
     except (OSError, ValueError):

@@ -121,7 +121,7 @@ def _negated(value: str) -> str:
 
 
 def unplaceable(nodes: Sequence[Node], role: Role, asked: RoleConfig, count: int) -> Unplaceable | None:
-    """Returns why so many workers of a role do not fit onto these nodes; None where they do."""
+    """Returns why this many workers of a role do not fit onto these nodes; None where they do."""
     fitting = list(nodes)
     for key, value in asked.labels.items():
         there = sorted({node.labels[key] for node in nodes if key in node.labels})
@@ -185,7 +185,7 @@ class NodeRequest:
 
 
 def node_request_for(placed: WorkerCounts, roles: Mapping[Role, RoleConfig]) -> NodeRequest:
-    """Returns the request for so many workers. Workers that ask for nothing fit onto any node and request none."""
+    """Returns the request for this many workers. Workers that ask for nothing fit onto any node and request none."""
     room = NodeRequest()
     for role, count in ((Role.PREFILL, placed.prefill), (Role.DECODE, placed.decode)):
         asked = roles.get(role, RoleConfig())

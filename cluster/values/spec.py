@@ -45,8 +45,8 @@ class FleetSpec:
     @property
     def identity(self) -> str:
         """A digest that tells this fleet from earlier and later fleets on the same Ray cluster."""
-        said = f"{self.token} {' '.join(worker.worker_id for worker in self.workers)}"
-        return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
+        text = f"{self.token} {' '.join(worker.worker_id for worker in self.workers)}"
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     @property
     def counts(self) -> WorkerCounts:
@@ -81,7 +81,7 @@ class FleetSpec:
         return like.replace(worker_id=worker_id, role=role, runtime=like.runtime.replace(threads=threads))
 
     def is_as(self, other: FleetSpec) -> bool:
-        """Whether both come from the same configuration, apart from token and port, which are drawn at launch."""
+        """Returns whether both have the same configuration but for token and port, which are drawn at launch."""
         return self._undrawn() == other._undrawn()
 
     def _undrawn(self) -> FleetSpec:

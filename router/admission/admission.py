@@ -230,7 +230,7 @@ class Admission:
         return self._has_time(placement, workers, Free(computing, {decode.worker_id: self.capacity.room(decode)}))
 
     def _may_reconsider(self, placement: Placement, before_s: float) -> bool:
-        """Tells whether it may be decided anew: it was not decided just now."""
+        """Returns whether it may be decided anew: it was not decided just now."""
         return self._rules.reconsiders and placement.decided_at_s < before_s
 
     def _has_time(self, placement: Placement, workers: Workers, free: Free) -> bool:
@@ -372,7 +372,7 @@ class Admission:
 
 
 def _is_late(placement: Placement, first_token_at_s: float) -> bool:
-    """Tells whether the limit would be missed; never true while its worker's speed is unknown."""
+    """Returns whether the limit would be missed; never true while its worker's speed is unknown."""
     limit_s = placement.request.limit_s
     return placement.latest_start_s is not None and limit_s is not None and first_token_at_s > limit_s
 

@@ -203,11 +203,11 @@ class Capacity:
         )
 
     def has_time(self, worker: Worker, now_s: float) -> bool:
-        """Tells whether it would compute a prompt almost at once; always true while its speed is unknown."""
+        """Returns whether it would compute a prompt almost at once; always true while its speed is unknown."""
         return not _is_known(worker) or self.queue_s(worker, now_s) <= self.ahead_s(worker)
 
     def has_slot(self, decode: Worker, request: QueuedRequest) -> bool:
-        """Tells whether the request's tenant holds no more than its share of the worker's slots.
+        """Returns whether the request's tenant holds no more than its share of the worker's slots.
 
         Otherwise long outputs of one tenant would fill the worker, and another's would wait until the first of them
         ends.
@@ -245,7 +245,7 @@ class Capacity:
         return min((now_s + self.queue_s(worker, now_s) - self.ahead_s(worker) for worker in busy), default=None)
 
     def is_trusted(self, worker: Worker, now_s: float) -> bool:
-        """Tells whether its costs are good enough to refuse a request.
+        """Returns whether its costs are good enough to refuse a request.
 
         First costs are measured while the cluster starts: they are trusted once the worker has computed a client's
         prompt. A worker that was idle may hold costs of a bad moment, so one request goes there to measure again.
@@ -261,5 +261,5 @@ class Capacity:
 
 
 def _is_known(worker: Worker) -> bool:
-    """Tells whether the worker has measured and reported its prompt speed."""
+    """Returns whether the worker has measured and reported its prompt speed."""
     return worker.cost.prompt_token_s > 0

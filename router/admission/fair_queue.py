@@ -34,8 +34,8 @@ MOST_OVERDRAWN = 2048
 """Tenants of a class without queued requests that are remembered; beyond, those that have had least are forgotten."""
 
 SIBLINGS_AT_ONCE = 16
-"""Choices of one client request that go as if they were requests of their own. The next so many let those of others
-pass, and so on."""
+"""Choices of one client request that are queued as if they were requests of their own. The next 16 stand behind other
+requests' first 16, and so on."""
 
 _Key = tuple[int, float, float, float]
 """Order among a tenant's own: groups of `SIBLINGS_AT_ONCE` siblings before it, limit, arrival, order of coming."""

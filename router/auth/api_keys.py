@@ -2,7 +2,7 @@
 
 A key is `ts-ID-SECRET`. The file has, by id, the SHA-256 of the whole key and never the key. A secret of 256 random
 bits cannot be guessed from its hash, so neither salt nor a slow hash would protect anything. A key is looked up by its
-id, which is no secret, and compared by hash, in constant time.
+id, which is not secret, and compared by hash, in constant time.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from router.auth.api_keys import MOST_PRIORITY, OperatorKey
 from twostroke.base.errors import InvalidRequest
 
 Mark = Callable[[str], str]
-"""Makes a tenant's mark of a stream's name, which only routers of this cluster can. Empty: it is no tenant's."""
+"""Makes a tenant's mark of a stream's name, which only routers of this cluster can. Empty: it is not a tenant's."""
 
 
 def unmarked(stream: str) -> str:
@@ -28,8 +28,8 @@ def stream_marks(cluster_token: str) -> Callable[[str], Mark]:
     key = hashlib.blake2b(cluster_token.encode(), person=b"stream owners").digest()
 
     def mark(tenant: str, stream: str) -> str:
-        said = f"{len(tenant)} {tenant} {stream}"
-        return hashlib.blake2b(said.encode(), key=key, digest_size=8).hexdigest()
+        message = f"{len(tenant)} {tenant} {stream}"
+        return hashlib.blake2b(message.encode(), key=key, digest_size=8).hexdigest()
 
     return lambda tenant: partial(mark, tenant)
 
@@ -51,12 +51,12 @@ class AuthContext:
     is_operator: bool = False
     """It may see and do what the console can."""
 
-    def tenant_of(self, said: str, field: str) -> str:
+    def tenant_of(self, named: str, field: str) -> str:
         """Returns the tenant. Raises InvalidRequest where the key names another than the client, or its gateway,
         said."""
         if self.tenant is None:
-            return said
-        if said not in ("", self.tenant):
+            return named
+        if named not in ("", self.tenant):
             raise InvalidRequest(f"{field}: the API key says whose request it is; leave this out", field=field)
         return self.tenant
 

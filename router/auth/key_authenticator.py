@@ -31,7 +31,7 @@ def read_keys(path: str) -> KeyFile:
     except OSError as error:
         raise ConfigError(f"--api-keys {path}: {error.strerror}", field="--api-keys") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"--api-keys {path}: it is no text", field="--api-keys") from error
+        raise ConfigError(f"--api-keys {path}: it is not text", field="--api-keys") from error
     try:
         return parse_keys(text, f"--api-keys {path}")
     except ConfigError as error:

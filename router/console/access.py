@@ -18,7 +18,10 @@ MOST_BODY_BYTES = 1 << 20
 
 
 def check_caller(request: Request) -> AuthContext:
-    """Returns what the caller may do. Raises InvalidApiKey for who is no operator, Forbidden for another's web page."""
+    """Returns what the caller may do.
+
+    Raises InvalidApiKey where the caller is not an operator, and Forbidden for a call from another's web page.
+    """
     auth: AuthContext = request.state.auth
     if not auth.is_operator:
         raise InvalidApiKey(
@@ -31,7 +34,7 @@ def check_caller(request: Request) -> AuthContext:
 
 
 def _is_from_our_page(request: Request) -> bool:
-    """Tells whether the console's page sent it, or no browser at all.
+    """Returns whether the console's page sent it, or no browser at all.
 
     Browsers say themselves whether page and server are of one origin. Where they do not (plain HTTP to another host),
     the origin's host must be the one that was asked.
@@ -42,7 +45,7 @@ def _is_from_our_page(request: Request) -> bool:
     origin = request.headers.get("origin")
     if origin is None:
         return True
-    with contextlib.suppress(ValueError):  # it is no address
+    with contextlib.suppress(ValueError):  # it is not an address
         return urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower()
     return False
 

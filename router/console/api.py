@@ -17,7 +17,7 @@ from starlette.routing import Route
 from router.console import block_map, explanation, request_list
 from router.console.access import check_caller, read_fields
 from router.console.fleet_view import FleetView, Shared, rendered
-from router.console.pages import SECURITY_HEADERS, ConsolePages
+from router.console.static_files import SECURITY_HEADERS, ConsoleFiles
 from router.dialects.openai.reply import ERRORS
 from router.endpoints.errors import error_response
 from router.pins import forms
@@ -52,7 +52,7 @@ class Console(RouterBranch):
     def __init__(self, parts: RouterParts) -> None:
         actions, pins = FleetActions(parts.supervisor), PinAdmin(parts.handler, parts.supervisor)
         api = ConsoleApi(parts.handler, parts.recorder, actions, pins, router_id=parts.router_id)
-        self.routes = (*ConsolePages().routes(), *api.routes())
+        self.routes = (*ConsoleFiles().routes(), *api.routes())
 
 
 class ConsoleApi:
@@ -97,7 +97,7 @@ class ConsoleApi:
             "version": __version__,
             "model": self._handler.model,
             "named_models": sorted(dispatcher.named_models),
-            "recommended": self._handler.recommended.said(),
+            "recommended": self._handler.recommended.given(),
         }
         try:
             facts = dispatcher.facts
@@ -183,7 +183,8 @@ class FleetActions:
         await self._supervisor.ask(
             FleetStub, "AssignRole", fleet_pb2.AssignRoleRequest(worker_id=worker, role=role), ANSWER_S
         )
-        return f"{worker} serves as a {role} worker; counts stay as they are until: twostroke scale --auto"
+        fixed = "the number of workers of each role stays fixed until: twostroke scale --auto"
+        return f"{worker} serves as a {role} worker; {fixed}"
 
 
 def _named(fields: dict[str, Any]) -> str:
@@ -223,8 +224,8 @@ def _answering(call: Call) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         try:
             check_caller(request)
-            said = await call(request)
-            response: Response = Response(said if isinstance(said, bytes) else rendered(said), media_type=JSON)
+            reply = await call(request)
+            response: Response = Response(reply if isinstance(reply, bytes) else rendered(reply), media_type=JSON)
         except ServeError as error:
             response = error_response(error, ERRORS)
         except Exception as error:

@@ -89,5 +89,5 @@ async def _tokenized(
     if fields["messages"]:
         prompt = {"messages": fields["messages"], **({"tools": fields["tools"]} if fields["tools"] else {})}
     body = json.dumps({**prompt, "return_token_strs": True}).encode()
-    said = json.loads(await handler.prepare("tokenize", body, auth, client="console"))
-    return said["tokens"], said["token_strs"]
+    reply = json.loads(await handler.prepare("tokenize", body, auth, client="console"))
+    return reply["tokens"], reply["token_strs"]

@@ -218,6 +218,6 @@ class Shared(Generic[Value]):
         return self._value
 
 
-def rendered(said: Mapping[str, Any]) -> bytes:
+def rendered(view: Mapping[str, Any]) -> bytes:
     """Returns an answer of the console's API as JSON: several viewers get the same bytes."""
-    return bytes(JSONResponse(said).body)
+    return bytes(JSONResponse(view).body)

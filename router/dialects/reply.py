@@ -50,7 +50,7 @@ class Reply(Protocol):
 
     @property
     def is_long(self) -> bool:
-        """Tells whether the body takes more than some milliseconds to make."""
+        """Whether the body takes more than some milliseconds to make."""
 
     def body(self) -> Json | JsonWithBytes:
         """Returns the whole response; every event must have been added."""

@@ -261,16 +261,16 @@ def _client_address(request: Request) -> str:
 
 def _json_length(request: Request, body_bytes: int) -> int | None:
     """Returns how many bytes of a body are JSON, where the client says that others follow."""
-    said = request.headers.get(JSON_LENGTH_HEADER)
-    if said is None:
+    value = request.headers.get(JSON_LENGTH_HEADER)
+    if value is None:
         return None
-    if not (said.isascii() and said.isdecimal() and len(said) < 20 and 0 < int(said) <= body_bytes):
+    if not (value.isascii() and value.isdecimal() and len(value) < 20 and 0 < int(value) <= body_bytes):
         raise InvalidRequest(
             f"{JSON_LENGTH_HEADER} must be a number from 1 to {body_bytes}, the bytes of the body, "
-            f"got {client_text.shown(said)}",
+            f"got {client_text.shown(value)}",
             field=JSON_LENGTH_HEADER,
         )
-    return int(said)
+    return int(value)
 
 
 def _resumed(token: str, dialect: Dialect, wanted: AnswerRequest, choices: int, mark: Mark) -> StreamPoint:

@@ -52,7 +52,7 @@ class ModelPages:
             "root": self._handler.model,
             "parent": None,
         }
-        if recommended := self._handler.recommended.said():
+        if recommended := self._handler.recommended.given():
             card["recommended_sampling"] = recommended
         if self._context_tokens is not None:
             card["max_model_len"] = self._context_tokens

@@ -72,25 +72,35 @@ class ScalingMetrics(Collector):
     """Shows what the supervisor says about scaling. All routers say the same."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._said = Scaling()
+        self._scaling = Scaling()
         registry.register(self)
 
-    def take(self, said: Scaling) -> None:
-        self._said = said
+    def take(self, scaling: Scaling) -> None:
+        self._scaling = scaling
 
     def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
-        said = self._said
+        scaling = self._scaling
         wanted = GaugeMetricFamily(
             "twostroke_wanted_workers", "Workers that there shall be.", labels=("role", "worker_role")
         )
-        wanted.add_metric((ROLE, "prefill"), said.wanted_prefill)
-        wanted.add_metric((ROLE, "decode"), said.wanted_decode)
+        wanted.add_metric((ROLE, "prefill"), scaling.wanted_prefill)
+        wanted.add_metric((ROLE, "decode"), scaling.wanted_decode)
         yield wanted
         for kind, name, text, value in (
-            (GaugeMetricFamily, "scaling_automatic", "1 where the autoscaler decides.", said.automatic),
-            (GaugeMetricFamily, "fleet_reloading", "1 while workers begin anew with other weights.", said.reloading),
-            (CounterMetricFamily, "scaling_changes", "Times that the number of wanted workers changed.", said.changes),
-            (CounterMetricFamily, "role_switches", "Workers that were told to become the other role.", said.switches),
+            (GaugeMetricFamily, "scaling_automatic", "1 where the autoscaler decides.", scaling.automatic),
+            (GaugeMetricFamily, "fleet_reloading", "1 while workers begin anew with other weights.", scaling.reloading),
+            (
+                CounterMetricFamily,
+                "scaling_changes",
+                "Times that the number of wanted workers changed.",
+                scaling.changes,
+            ),
+            (
+                CounterMetricFamily,
+                "role_switches",
+                "Workers that were told to become the other role.",
+                scaling.switches,
+            ),
         ):
             family = kind(f"twostroke_{name}", text, labels=("role",))
             family.add_metric((ROLE,), value)

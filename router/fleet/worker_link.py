@@ -184,8 +184,8 @@ class WorkerLink:
                 async with asyncio.timeout(OPEN_TIMEOUT_S):
                     await self._up.wait()
             except TimeoutError:
-                said = f"decode worker {self.worker_id} began no token stream within {OPEN_TIMEOUT_S} s"
-                raise PeerLost(said) from None
+                problem = f"decode worker {self.worker_id} began no token stream within {OPEN_TIMEOUT_S} s"
+                raise PeerLost(problem) from None
         if self.lost is not None:
             raise self.lost
 

@@ -57,5 +57,5 @@ class KServePages:
 
 
 def is_ready(handler: RequestHandler) -> bool:
-    """Tells whether new requests are taken, as /ready does."""
+    """Returns whether new requests are taken, as /ready does."""
     return handler.dispatcher.is_ready and not handler.dispatcher.is_draining

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 KIND = "kserve_infer"
 """How requests are prepared (`preparation`)."""
 MOST_OPEN = 64
-"""Open requests of one stream. No more are read while there are so many."""
+"""Open requests of one stream. No more are read while there are this many."""
 IDLE_S = 300.0
 """Time for which a stream without an open request may stay: it takes memory, perhaps that of half a message."""
 TENANT_KEY = "x-tenant-id"

@@ -45,7 +45,7 @@ class TenantTexts:
         return Segments(b"", tuple(len(each) // TOKEN_BYTES for each in found), b"".join(found))
 
     def learn(self, outcome: PreparationOutcome) -> None:
-        """Keeps what a process has learned. Raises BrokenMessage for what is no list of segments.
+        """Keeps what a process has learned. Raises BrokenMessage for what is not a list of segments.
 
         A segment is found only behind those before it. So the last ones are kept first: they will go first, too.
         """

@@ -66,13 +66,13 @@ class _RoutersSegments:
     def find(self, keys: Sequence[bytes]) -> Sequence[array[int]]:
         try:
             _write(packed(SegmentQuery(b"".join(keys))))
-            said, _ = _read(sys.stdin.buffer) or (None, b"")
+            answer, _ = _read(sys.stdin.buffer) or (None, b"")
         except MemoryError:  # what is left of the answer would be taken for the next request
             os.abort()
-        if not isinstance(said, Segments):
+        if not isinstance(answer, Segments):
             raise TypeError("the router did not answer a query")
-        tokens, ends = array("I", said.tokens), itertools.accumulate(said.counts)
-        return [tokens[end - count : end] for end, count in zip(ends, said.counts, strict=True)]
+        tokens, ends = array("I", answer.tokens), itertools.accumulate(answer.counts)
+        return [tokens[end - count : end] for end, count in zip(ends, answer.counts, strict=True)]
 
     def keep(self, key: bytes, tokens: array[int]) -> None:
         self._new[key] = tokens
@@ -90,7 +90,7 @@ def serve(load: Callable[[str], Callable[[Any], PreparationOutcome]], most: int)
 
     `most`: bytes of address space for one piece of work, in addition to what the process has at its start. The command
     line is `PARENT NICE CPU_S MODEL_DIR DIGEST`. SIGPROF ends the process where one piece takes more than CPU_S seconds
-    of processor time; 0 is no limit. It ends, too, where the model's files of text have another digest by now.
+    of processor time; 0 means no limit. It ends, too, where the model's files of text have another digest by now.
     """
     parent, nice, most_cpu_s, model_dir = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -104,8 +104,8 @@ def serve(load: Callable[[str], Callable[[Any], PreparationOutcome]], most: int)
     give_holes_back()
     _limit_memory(most)
     _write(b"")
-    while (said := _read(sys.stdin.buffer)) is not None:
-        work = dataclasses.replace(said[0], body=said[1])
+    while (frame := _read(sys.stdin.buffer)) is not None:
+        work = dataclasses.replace(frame[0], body=frame[1])
         signal.setitimer(signal.ITIMER_PROF, most_cpu_s)
         try:
             outcome = do(work)
@@ -114,7 +114,7 @@ def serve(load: Callable[[str], Callable[[Any], PreparationOutcome]], most: int)
         signal.setitimer(signal.ITIMER_PROF, 0)
         _write(_packed(outcome))
         if len(work.body) >= LARGE_BYTES:
-            del outcome, work, said
+            del outcome, work, frame
             give_holes_back()
 
 
@@ -135,12 +135,12 @@ def _limit_memory(most: int) -> None:
 
 def most_bytes(limit: Path) -> int:
     """Returns the bytes of address space for one request. `limit` is the file with a cgroup's (v2) memory limit."""
-    said = limit.read_text(encoding="ascii").strip() if limit.is_file() else "max"
-    return MOST_BYTES if said == "max" else min(MOST_BYTES, int(said) // CGROUP_SHARE)
+    value = limit.read_text(encoding="ascii").strip() if limit.is_file() else "max"
+    return MOST_BYTES if value == "max" else min(MOST_BYTES, int(value) // CGROUP_SHARE)
 
 
-def _write(said: bytes) -> None:
-    sys.stdout.buffer.write(HEADER.pack(len(said), 0) + said)
+def _write(data: bytes) -> None:
+    sys.stdout.buffer.write(HEADER.pack(len(data), 0) + data)
     sys.stdout.buffer.flush()
 
 

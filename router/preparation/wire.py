@@ -35,7 +35,7 @@ _BROKEN = (ValueError, TypeError, KeyError, IndexError, AttributeError, Recursio
 
 
 class BrokenMessage(ConnectionError):
-    """Bytes are no message of `packed`: whoever has written them is not to be asked again."""
+    """Bytes are not a message of `packed`: whoever has written them is not to be asked again."""
 
 
 def packed(value: Any) -> bytes:
@@ -50,7 +50,7 @@ def unpacked(message: bytes, kind: type[Value]) -> Value:
     try:
         value = _plain(message)
     except _BROKEN as error:
-        raise BrokenMessage(f"it is no message: {type(error).__name__}: {error}") from None
+        raise BrokenMessage(f"it is not a message: {type(error).__name__}: {error}") from None
     if not isinstance(value, kind):
         raise BrokenMessage(f"it is no {kind.__name__}")
     return value
@@ -95,7 +95,7 @@ def _extended_object(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
         return msgpack.ExtType(_OBJECT, packed([_name(type(value)), fields, []]))
-    raise TypeError(f"{type(value).__name__} is no part of a message")
+    raise TypeError(f"{type(value).__name__} is not part of a message")
 
 
 def _restored(code: int, data: bytes) -> Any:
@@ -251,7 +251,7 @@ def _fits(hint: Any) -> Fits:
     if origin is not None:
         return _all_fit(list if origin is Sequence else origin, _fits(inner[0]))
     if not isinstance(hint, type):
-        raise TypeError(f"{hint} is no type that a message can have")
+        raise TypeError(f"{hint} is not a type that a message can have")
     return lambda value: isinstance(value, hint)
 
 

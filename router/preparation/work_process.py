@@ -113,7 +113,7 @@ class WorkProcess:
     async def prepare(
         self, work: Work | StructuredOutput, tenant: str, known: TenantTexts | None = None
     ) -> PreparationOutcome:
-        """`known`: what the process may ask for of text that was tokenized before."""
+        """Has the process prepare one body. `known`: texts tokenized before, for which the process may ask."""
         if self._has_ended:
             return _UNREAD
         queue = self._queues.setdefault(tenant, _TenantQueue())
@@ -196,7 +196,7 @@ class WorkProcess:
                 return PreparationOutcome(error=program.out_of_time)
             except BrokenMessage:
                 await self._end_child()
-                log.error("a process that prepares requests wrote what is no message kind=%s", work.kind)
+                log.error("a process that prepares requests wrote what is not a message kind=%s", work.kind)
                 break
             except (EOFError, ConnectionError):
                 status = await self._end_child(has_ended=True)
@@ -266,20 +266,20 @@ class _Child:
         """
         await self._write(packed(dataclasses.replace(work, body=b"")), work.body)
         for _ in range(MOST_QUERIES):
-            said = unpacked(await self._read(), object)
-            if isinstance(said, SegmentQuery) and known is not None:
-                await self._write(packed(known.answer(said)))
+            message = unpacked(await self._read(), object)
+            if isinstance(message, SegmentQuery) and known is not None:
+                await self._write(packed(known.answer(message)))
                 continue
-            if not isinstance(said, PreparationOutcome):
+            if not isinstance(message, PreparationOutcome):
                 break
             if known is not None:
-                known.learn(said)
-            return said
+                known.learn(message)
+            return message
         raise BrokenMessage("it is neither an outcome nor a query")
 
-    async def _write(self, said: bytes, body: bytes = b"") -> None:
-        self._stdin.write(HEADER.pack(len(said), len(body)))
-        for whole in (memoryview(said), memoryview(body)):
+    async def _write(self, data: bytes, body: bytes = b"") -> None:
+        self._stdin.write(HEADER.pack(len(data), len(body)))
+        for whole in (memoryview(data), memoryview(body)):
             for at in range(0, len(whole), PIECE_BYTES):  # a copy of all of it would take milliseconds at once
                 self._stdin.write(whole[at : at + PIECE_BYTES])
                 await self._stdin.drain()

@@ -45,7 +45,7 @@ def _salt(value: Any, info: ValidationInfo) -> bytes:
 
 
 def _takes_converted(value: Any) -> bool:
-    """Tells whether a request may be served by pages that were converted from another form."""
+    """Returns whether a request may be served by pages that were converted from another form."""
     if not isinstance(value, str):
         raise wrong_kind("kv_exactness", value, "a string")
     if value not in ("exact", "any"):

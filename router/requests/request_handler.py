@@ -295,5 +295,5 @@ def _log_failure(request_id: str, error: ServeError, place: str = "") -> None:
 
 
 def _until(deadline_s: float | None) -> AbstractAsyncContextManager[None]:
-    said = "the deadline passed before the answer was complete"
-    return until(deadline_s, "the deadline had passed before the request came in", lambda: said)
+    message = "the deadline passed before the answer was complete"
+    return until(deadline_s, "the deadline had passed before the request came in", lambda: message)

@@ -42,7 +42,7 @@ class OutputShare:
 
     @property
     def is_over(self) -> bool:
-        """Tells whether a message has to wait: the time of this turn is over, or others wait."""
+        """Whether a message has to wait: the time of this turn is over, or others wait."""
         now_s = time.perf_counter()
         if self._ends_s is None:
             self._ends_s = now_s + TURN_S

@@ -74,19 +74,19 @@ class StreamPoint:
     def after(cls, token: str, choices: int, field: str, mark: Mark = unmarked) -> StreamPoint:
         """Returns the point after a token. Raises InvalidRequest, naming `field`, for a token of another request or
         mark, and for one that was not sent as it is."""
-        said_all, _, token_mark = token[: MOST_CHARS + 1].rpartition(":")
-        name, resumed, weights, said = [*said_all.split(":", 3), "", "", ""][:4]
+        signed, _, token_mark = token[: MOST_CHARS + 1].rpartition(":")
+        name, resumed, weights, progress = [*signed.split(":", 3), "", "", ""][:4]
         stream = unquote(name)
         client, _, rest_of_name = stream.rpartition("~")
         drawn = rest_of_name.partition(".")[0]
         is_marked = hmac.compare_digest(stream.encode(), _marked(f"{client}~{drawn}", mark).encode())
         is_short = len(token) <= MOST_CHARS and len(stream) <= MOST_NAME_CHARS
-        is_marked &= hmac.compare_digest(token_mark.encode(), mark(_TOKEN + said_all).encode())
+        is_marked &= hmac.compare_digest(token_mark.encode(), mark(_TOKEN + signed).encode())
         is_token = is_short and is_marked and resumed.isdecimal() and len(drawn) == 2 * RANDOM_BYTES
         if not (is_token and client and client.isprintable()) or len(resumed) > 4 or int(resumed) >= MOST_RESUMPTIONS:
             raise _no_token(token, field)
-        is_complete = said == _END
-        sent = (Sent(0, is_finished=True),) * choices if is_complete else _parse_runs(said, choices, token, field)
+        is_complete = progress == _END
+        sent = (Sent(0, is_finished=True),) * choices if is_complete else _parse_runs(progress, choices, token, field)
         return cls(stream, int(resumed) + 1, sent, is_complete, AnswerWeights(weights), mark)
 
     @property
@@ -125,9 +125,9 @@ class SentProgress:
         self._blocks[index] = self._block(index * BLOCK_CHOICES)
         return self._marked(",".join(self._blocks))
 
-    def _marked(self, said: str) -> str:
-        said_all = f"{self._begins}{self._weights.mark}:{said}"
-        return f"{said_all}:{self._mark(_TOKEN + said_all)}"
+    def _marked(self, progress: str) -> str:
+        signed = f"{self._begins}{self._weights.mark}:{progress}"
+        return f"{signed}:{self._mark(_TOKEN + signed)}"
 
     def _block(self, first: int) -> str:
         if len(self._sent) == 1:
@@ -214,7 +214,7 @@ class Seeds:
 
 
 def stream_of(token: str) -> str:
-    """Returns the name of the stream, which only its client knows. It returns anything for what is no token."""
+    """Returns the name of the stream, which only its client knows. It returns anything for what is not a token."""
     return unquote(token[:MOST_CHARS].partition(":")[0])
 
 
@@ -227,9 +227,9 @@ def _one(sent: Sent) -> str:
     return "-" if sent.tokens is None else f"{sent.tokens}{'e' if sent.is_finished else ''}"
 
 
-def _parse_runs(said: str, choices: int, token: str, field: str) -> tuple[Sent, ...]:
+def _parse_runs(runs: str, choices: int, token: str, field: str) -> tuple[Sent, ...]:
     sent: list[Sent] = []
-    for run in said.split(","):
+    for run in runs.split(","):
         matched = _RUN.fullmatch(run)
         if matched is None:
             raise _no_token(token, field)

@@ -29,7 +29,7 @@ class EventRelay:
             reader.offer(message, self._index.workers)
 
     def left(self, worker: WorkerId) -> None:
-        """Called before the index forgets a worker: for subscribers it holds nothing from here on."""
+        """Called before the index forgets a worker: from now on subscribers hear that it holds nothing."""
         epoch = self._index.epoch_of(worker)
         if epoch is not None:
             empty = EventBatch(

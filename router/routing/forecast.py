@@ -227,7 +227,7 @@ class Forecaster:
         return [depth for depth in worker.depths if self._pays(worker, begin, depth, worker.loaded_in_s(depth))]
 
     def _pays(self, worker: WorkerView, begin: int, end: int, load_s: float) -> bool:
-        """Tells whether loading blocks takes less time than computing them at `worker`: others no worker loads.
+        """Returns whether loading blocks takes less time than computing them at `worker`: others no worker loads.
 
         That holds although loads overlap with waiting: they hold pages meanwhile, and delay later loads.
         """

@@ -40,7 +40,7 @@ class HeldBlocks:
         return (block_hash for bucket in self.buckets for block_hash, places in bucket.items() if places & here)
 
     def take_out(self, most: int) -> Iterator[tuple[BlockHash, int]]:
-        """Removes blocks one after the other, at most so many, and yields them with their places."""
+        """Removes blocks one after the other, at most this many, and yields each with its place."""
         for bucket in self.buckets:
             while bucket and most > 0:
                 block_hash, places = bucket.popitem()

@@ -46,7 +46,7 @@ def deepest_of_all(
 
 
 def _runs(parts: Callable[[int], Mask], length: int, blocks: int) -> Callable[[int], Mask]:
-    """Returns who holds the parts of all of the last `length` blocks before a depth, of at most so many blocks."""
+    """Returns who holds the parts of all of the last `length` blocks before a depth, of at most this many blocks."""
 
     @cache
     def piece(number: int) -> tuple[list[Mask], list[Mask]]:

@@ -220,7 +220,7 @@ class PrefixIndex:
 
     @property
     def has_gone(self) -> bool:
-        """Tells whether there are blocks of workers that are gone."""
+        """Whether there are blocks of workers that are gone."""
         return bool(self._gone)
 
     def sweep(self) -> None:

@@ -51,7 +51,7 @@ class ReservationFeed:
 
     def take(self, listed: Iterable[fleet_pb2.RouterEntry], tasks: asyncio.TaskGroup) -> None:
         """Follows the routers that the supervisor lists."""
-        addresses = {RouterId(said.router_id): said.address for said in listed if said.address}
+        addresses = {RouterId(entry.router_id): entry.address for entry in listed if entry.address}
         self._listed = addresses.keys() - {self._router_id}
         for router in self._listed - self._followed.keys():
             follow = self._follow(router, addresses[router])

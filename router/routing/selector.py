@@ -73,7 +73,7 @@ class Workers:
         return {worker.worker_id: worker for worker in (*self.prefill, *self.decode)}
 
     def can_serve(self, decision: Decision) -> bool:
-        """Tells whether all workers that the decision names are still there."""
+        """Returns whether all workers that the decision names are still there."""
         return all(worker in self.by_id for worker in (decision.decode, decision.source, decision.peer) if worker)
 
 

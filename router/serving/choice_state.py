@@ -53,7 +53,7 @@ MAX_LOSSES = 5
 """Workers lost one after the other without a new token: by then the request itself is the likely cause."""
 
 _GOOD_ENDS = frozenset({*FinishReason, "cancelled"}) - {FinishReason.ERROR}
-"""Outcomes that are no error. Cancelled: a stop string was found, or the client has left."""
+"""Outcomes that are not errors. Cancelled: a stop string was found, or the client has left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ class ChoiceState:
         """The time from its latest placement to its first token."""
 
     def leave_open(self) -> None:
-        """Cancelling does not close it at its decode worker: a router will attach to it there."""
+        """Keeps the request open at its decode worker when this is cancelled: a router will attach to it there."""
         self._is_left_open = True
 
     @property
@@ -238,7 +238,7 @@ class ChoiceState:
         return stream
 
     def _fits(self, recovered: Recovered) -> bool:
-        """Tells whether the weights that answer have computed what was recovered."""
+        """Returns whether the weights that answer have computed what was recovered."""
         weights = self._parent.weights
         decides = weights.fix if recovered.tokens else weights.admit
         return decides(recovered.link.fingerprint, self._request.own_weights)

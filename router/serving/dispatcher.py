@@ -78,7 +78,7 @@ class RouterCore:
         self._idle.set()
 
     async def start(self, address: str = "") -> None:
-        """`address` is where other routers reach this one's rpc server; without it they do not know of it."""
+        """Starts the background task. `address`: this router's rpc server, for other routers; empty if it has none."""
         started = asyncio.Event()
         self._running = asyncio.create_task(self._run(started, address), name="router core")
         await started.wait()
@@ -173,7 +173,7 @@ class RouterCore:
             await self._retire(opened)
 
     def finish_early(self, request: ParentRequest, choice: int) -> None:
-        """A stop string was found: that choice needs no more tokens. Its end (STOP) follows at once."""
+        """Ends a choice in whose text a stop string was found. Its end (STOP) follows at once."""
         opened = self._open.get(request.request_id)
         if opened is not None and opened.request is request:  # not that of another connection that resumed it
             opened.finish_early(choice)
@@ -318,7 +318,7 @@ class _OpenChoices:
         }
 
     def finish_early(self, choice: int) -> None:
-        """The caller has what it wants of one choice."""
+        """Ends a choice of which the caller needs no more tokens."""
         task = self._tasks[choice]
         if not task.done() and not task.cancelling():
             task.cancel()

@@ -76,8 +76,11 @@ class Migration:
 
     @contextlib.contextmanager
     def watching(self, stream: TokenStream, attempt: Callable[[], Attempt], parent: ParentRequest) -> Iterator[None]:
-        """The stream fails as Migrated when it is to go on elsewhere. `attempt` returns what is known now, and takes
-        its time where a prompt is long: it is asked when the stream moves, and not at each change of the fleet."""
+        """Watches a stream inside the block. The stream fails as Migrated when it should continue on another worker.
+
+        `attempt` returns what is known now. It is slow for a long prompt, so it is called when the stream moves, not
+        at each change of the fleet.
+        """
         watched = _Watched(stream, attempt, parent)
         self._watched.add(watched)
         self._move(watched)

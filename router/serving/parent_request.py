@@ -33,7 +33,7 @@ class AnswerWeights:
         return bool(self.mark)
 
     def admit(self, fingerprint: str, own: bytes) -> bool:
-        """Tells whether a worker with this fingerprint may compute the next token. `own` is the request's."""
+        """Returns whether a worker with this fingerprint may compute the next token. `own` is the request's."""
         return fingerprint != "" and self.mark in ("", weights_mark(fingerprint, own))
 
     def fix(self, fingerprint: str, own: bytes) -> bool:
@@ -141,7 +141,7 @@ class Attempts:
         self._latest = -1
 
     def next(self, at_least: int = 0) -> int:
-        """`at_least` is `first_attempt`, or one more than an attempt that was found."""
+        """Returns the next number. `at_least` is `first_attempt`, or one more than an attempt that was found."""
         begin = first_attempt(at_least >> CLOCK_BITS)
         self._latest = max(self._latest + 1, self._clock_ns() // 1000, at_least - begin)
         return begin + self._latest

@@ -153,7 +153,7 @@ class Placer:
         return [worker for worker in taking if weights.admit(worker.fingerprint, own)]
 
     def _are_routed(self, parent: ParentRequest) -> bool:
-        """Tells whether workers that new requests go to may compute it, by what is known of them."""
+        """Returns whether workers that new requests go to may compute it, by what is known of them."""
         routed = self._fleet.fingerprint
         weights = parent.weights
         return not weights.are_fixed or routed is None or weights.admit(routed, parent.request.own_weights)
@@ -325,5 +325,5 @@ def priced(candidate: Candidate) -> dict[str, Value]:
 
 
 def may_go_elsewhere(error: ServeError) -> bool:
-    """Tells whether the error is about the worker or the way to it, so that another worker may take the request."""
+    """Returns whether the error is about the worker or the way to it, so that another worker may take the request."""
     return error.retryable or isinstance(error, StaleEpoch | FingerprintMismatch)

@@ -73,5 +73,5 @@ class PromptHasher:
 
     def _root(self, request: GenerateRequest, block_size: int) -> bytes:
         """Returns the key before the first span: of all that its hashes depend on besides tokens."""
-        said = b"%d %d " % (block_size, request.public_blocks) + request.salt
-        return hashlib.blake2b(said, digest_size=HASH_BYTES, key=self._secret).digest()
+        content = b"%d %d " % (block_size, request.public_blocks) + request.salt
+        return hashlib.blake2b(content, digest_size=HASH_BYTES, key=self._secret).digest()

@@ -45,7 +45,7 @@ class RequestStats:
         self.lifetime.mark(Instant.RECEIVED)
 
     def placed(self, decision: Decision | None, decided_at_s: float) -> None:
-        """What arrives from now on comes of this decision (None: of another router's).
+        """Notes the decision that the following tokens result from. None: another router took it.
 
         `decided_at_s` is by the clock that `arrived` is given.
         """

@@ -253,13 +253,13 @@ def _in_files(directory: Path) -> dict[str, str]:
     return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
 
 
-def _in_config(said: Any) -> dict[str, str]:
+def _in_config(value: Any) -> dict[str, str]:
     """Returns templates of tokenizer_config.json: a text, a list of names and templates, or an object of them."""
-    if isinstance(said, str):
-        return {DEFAULT: said} if said else {}
-    if isinstance(said, Mapping):
-        said = [{"name": name, "template": template} for name, template in said.items()]
-    entries = said or []
+    if isinstance(value, str):
+        return {DEFAULT: value} if value else {}
+    if isinstance(value, Mapping):
+        value = [{"name": name, "template": template} for name, template in value.items()]
+    entries = value or []
     if not isinstance(entries, list) or not all(map(_is_entry, entries)):
         raise ConfigError(
             "chat_template in tokenizer_config.json must be a text, or a list of objects with name and template",

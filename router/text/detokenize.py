@@ -38,7 +38,7 @@ class ByteDecoder:
     def __init__(
         self, token_bytes: Callable[[int], bytes], silent: frozenset[int] = frozenset(), context: Sequence[int] = ()
     ) -> None:
-        """`silent` tokens are no text. `context`: the last tokens of the prompt, which may end within a character."""
+        """`silent` tokens are not text. `context`: the last tokens of the prompt, which may end within a character."""
         self._token_bytes = token_bytes
         self._silent = silent
         self._held = b""
@@ -119,7 +119,7 @@ class OutputText:
     def __init__(
         self, decoder: Decoder, scanner: StopScanner | None, *, mute: frozenset[int] = frozenset(), min_tokens: int = 0
     ) -> None:
-        """`scanner` is None where there are no stop strings. `mute` are tokens that end the output and are no part of
+        """`scanner` is None where there are no stop strings. `mute` are tokens that end the output and are not part of
         its text. Nothing ends it before `min_tokens`."""
         self._decoder = decoder
         self._scanner = scanner

@@ -44,15 +44,15 @@ class KnownText:
         self,
         segments: Sequence[Segment],
         kind: bytes,
-        said: Callable[[Segment], bytes],
+        content_of: Callable[[Segment], bytes],
         encode: Callable[[Segment], Sequence[int]],
     ) -> array[int]:
         """Returns the tokens of all segments.
 
-        `kind` is how they are tokenized, `said` their content as bytes. The last segment ends where the text does and
-        not where it could be cut: it is tokenized anew.
+        `kind` is how they are tokenized. `content_of` returns the content of one as bytes. The last segment ends where
+        the text does and not where it could be cut, so it is tokenized anew.
         """
-        keys = self._keys(segments[:-1], kind, said)
+        keys = self._keys(segments[:-1], kind, content_of)
         tokens = array("I")
         known = self._found(keys)
         for each in known:
@@ -65,12 +65,12 @@ class KnownText:
         tokens.extend(encode(segments[-1]))
         return tokens
 
-    def _keys(self, segments: Sequence[Segment], kind: bytes, said: Callable[[Segment], bytes]) -> list[bytes]:
+    def _keys(self, segments: Sequence[Segment], kind: bytes, content_of: Callable[[Segment], bytes]) -> list[bytes]:
         """Returns the key of each segment, which the key of the one before it goes into."""
         keys = []
         key = _keyed(self._root, kind)
         for segment in segments:
-            key = _keyed(key, said(segment))
+            key = _keyed(key, content_of(segment))
             keys.append(key)
         return keys
 

@@ -1,9 +1,9 @@
-"""Cuts a text where its parts have the tokens that they have within the whole, so that known parts are not tokenized
-again.
+"""Cuts a text into segments that can be tokenized one by one, so that known segments are not tokenized again.
 
-A tokenizer first takes the added tokens out of a text. The text between two of them is normalized, split and encoded
-by itself. So a text may be cut before an added token, if the tokenizer has no rule that looks beyond the cut. One for
-which that is not known is never cut.
+The tokens of the segments, one after the other, are exactly those of the whole text. A tokenizer first takes the added
+tokens out of a text. The text between two of them is normalized, split and encoded by itself. So a text may be cut
+before an added token, if the tokenizer has no rule that looks beyond the cut. If that is not known of a tokenizer, its
+texts are never cut.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE
 
 Piece = tuple[str, bool]
-"""A text that is tokenized by itself, and whether it is a special token."""
+"""A text, and whether it is a special token. Pieces are tokenized one by one."""
 
 LEAST_CHARS = 1024
-"""Characters of a segment at least: each is hashed, kept and asked for by itself."""
+"""Least characters of a segment: each one is hashed, stored and looked up separately."""
 MOST_EVEN = 256
-"""Segments of the least length at the beginning of a text. Behind them the least length grows with the place, so that
-the longest texts have some hundreds more."""
+"""The first 256 segments of a text may be as short as `LEAST_CHARS`. After these, a segment has at least 1/256 of the
+characters before it. So even the longest texts have only some hundreds of segments more."""
 PIECEWISE: Final = frozenset(
     {
         *("BertNormalizer", "ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Prepend"),
@@ -31,8 +31,8 @@ PIECEWISE: Final = frozenset(
         *("Punctuation", "Split", "UnicodeScripts", "Whitespace", "WhitespaceSplit", "Sequence"),
     }
 )
-"""Normalizers and pre-tokenizers that see one text between two added tokens at a time. Metaspace may look at whether a
-text stands at the very beginning: a segment begins with its added token, so that its texts do not, as in the whole."""
+"""Normalizers and pre-tokenizers that see only the text between two added tokens. Metaspace treats the very first text
+differently. That is no problem: a segment begins with an added token, so none of its texts is the first."""
 
 
 class Cutter:
@@ -57,17 +57,18 @@ class Cutter:
         return self._tokens is not None
 
     def segments(self, text: str) -> list[str]:
-        """Returns the text in parts, each but the first beginning with an added token. Cuts depend on nothing behind
-        them: texts that begin alike have the same ones there.
+        """Returns the segments. Each but the first begins with an added token.
+
+        A cut depends only on the text before it: texts with a common prefix are cut alike there.
         """
         at, found = 0, list[str]()
-        for cut in self._places(text):
+        for cut in self._cuts(text):
             if cut - at >= _least_chars(at):
                 found.append(text[at:cut])
                 at = cut
         return [*found, text[at:]]
 
-    def _places(self, text: str) -> Iterator[int]:
+    def _cuts(self, text: str) -> Iterator[int]:
         if self._tokens is not None:
             for at, end in self._tokens.places(text):
                 if text[at:end] in self._may_begin:
@@ -75,7 +76,7 @@ class Cutter:
 
 
 class _Node(dict[str, "_Node"]):
-    """Beginnings of texts by the character that leads to them."""
+    """A node of a trie: one prefix of the texts. Its items are the nodes of longer prefixes by the next character."""
 
     __slots__ = ("is_text",)
 
@@ -85,9 +86,9 @@ class _Node(dict[str, "_Node"]):
 
 
 class AddedTexts:
-    """Finds texts within another one, leftmost and longest: a tree of their beginnings, as models have thousands.
+    """Finds added tokens in a text, leftmost and longest, with a trie: some models have thousands of them.
 
-    At most one step is taken for each character that the longest beginning of a text has, wherever one may begin.
+    At each position where one may begin, it takes at most as many steps as the longest has characters.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -100,7 +101,7 @@ class AddedTexts:
         self._first = re.compile(f"[{''.join(map(re.escape, self._root))}]")
 
     def places(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yields where each text begins and ends."""
+        """Yields the start and the end of each one that is found."""
         at = 0
         while (begin := self._first.search(text, at)) is not None:
             first = at = begin.start()
@@ -130,12 +131,12 @@ def pieces_in_segments(pieces: Sequence[Piece]) -> list[list[Piece]]:
 
 
 def _least_chars(at: int) -> int:
-    """Returns the least length of a segment that begins at a place. It depends on nothing behind that."""
+    """Returns the least length of a segment that begins at `at`. It depends on nothing after that."""
     return max(LEAST_CHARS, at // MOST_EVEN)
 
 
 def _may_begin(token: AddedToken) -> bool:
-    """Tells whether a segment may begin with the token: neither it nor one before it takes text across the cut."""
+    """Returns whether a segment may begin with the token: no token takes text from the other side of the cut."""
     return not (token.lstrip or token.rstrip or token.single_word or token.content != token.content.strip())
 
 

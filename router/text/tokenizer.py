@@ -140,7 +140,7 @@ class TokenizerText:
         return next((token for token, content in self._added.items() if content == text), None)
 
     def is_special(self, token: int) -> bool:
-        """Tells whether the token is no text of an answer, such as the one that ends it."""
+        """Returns whether the token is not text of an answer, such as the one that ends it."""
         return token in self._special
 
     def token_of(self, piece: str) -> int | None:
@@ -267,7 +267,7 @@ def _ends_of(tokenizer: Tokenizer, token: str, probe: str) -> Ends | None:
 def _written(pieces: Sequence[Piece]) -> bytes:
     """Returns pieces as bytes that no other pieces have."""
     return b"".join(
-        b"%d %d " % (is_special, len(said)) + said for text, is_special in pieces if (said := text.encode())
+        b"%d %d " % (is_special, len(data)) + data for text, is_special in pieces if (data := text.encode())
     )
 
 

@@ -75,7 +75,7 @@ MONITORING = [
            insert(_rule({"record": "a:b", "expr": "up", "for": "5 minutes"}))),
     Mutant("a trigger of an unknown type", "triggers_are_complete", put(KEDA, "spec.triggers[0].type", "prometeus")),
     Mutant("a trigger without a query", "triggers_are_complete", drop(KEDA, "spec.triggers[0].metadata.query")),
-    Mutant("a threshold that is no number", "triggers_are_complete",
+    Mutant("a threshold that is not a number", "triggers_are_complete",
            put(KEDA, "spec.triggers[0].metadata.threshold", "many")),
     Mutant("a trigger with the key of nobody", "triggers_may_authenticate",
            put(KEDA, "spec.triggers[0].authenticationRef", {"name": "prometheus"})),
@@ -92,7 +92,7 @@ RAYS = [
            put(RAY, "spec.workerGroupSpecs[prefill].rayStartParams.num-cpu", "1")),
     Mutant("labels among the start parameters", "start_params_are_known",
            put(RAY, "spec.workerGroupSpecs[prefill].rayStartParams.labels", "role=prefill")),
-    Mutant("a start parameter that is no number", "start_params_are_known",
+    Mutant("a start parameter that is not a number", "start_params_are_known",
            put(RAY, "spec.headGroupSpec.rayStartParams.object-store-memory", "80M")),
     Mutant("an object store larger than its pod", "start_params_fit_the_pod", both(
         put(RAY, "spec.headGroupSpec.rayStartParams.object-store-memory", "800000000000"),
@@ -117,7 +117,7 @@ RAYS = [
 OURS = [
     Mutant("a flag that the router has not", "commands_parse",
            swap_in_list(ROUTER, f"{BOX}.args", "--grace=", "--graces=")),
-    Mutant("a value that is no number", "commands_parse", add(ROUTER, f"{BOX}.args", "--max-queued-requests=many")),
+    Mutant("a value that is not a number", "commands_parse", add(ROUTER, f"{BOX}.args", "--max-queued-requests=many")),
     Mutant("a command that there is not", "commands_parse",
            put(RAY, f"{HEAD}.initContainers[launcher].command", ["twostroke", "upp"])),
     Mutant("a hook with a flag that there is not", "commands_parse",

@@ -71,7 +71,7 @@ SHAPES = [
            put("Gateway/twostroke", "spec.listeners[http-api].protocol", "HTTP")),
     Mutant("a backend's timeout above the request's", "custom_rules_hold",
            put("HTTPRoute/twostroke", "spec.rules[0].timeouts", {"request": "1h", "backendRequest": "2h"})),
-    Mutant("a Ray pod whose grace is no number for a Pod", "custom_schema_holds",
+    Mutant("a Ray pod whose grace is not a number for a Pod", "custom_schema_holds",
            put(RAY, f"{PREFILL}.terminationGracePeriodSeconds", "90s")),
 ]  # fmt: skip
 
@@ -280,7 +280,7 @@ REFERENCES = [
 ]  # fmt: skip
 
 VALUES = [
-    Mutant("a Secret that is no base64", "data_is_well_formed",
+    Mutant("a Secret that is not base64", "data_is_well_formed",
            put("Secret/twostroke-token", "data.token", "no base64!"), "dev-cpu"),
     Mutant("a key with a slash", "data_is_well_formed", put("ConfigMap/ray-env", "data.a/b", "c")),
     Mutant("a mode in decimals", "modes_are_valid", put(ROUTER, f"{POD}.volumes[token].secret.defaultMode", 640)),
@@ -295,7 +295,7 @@ VALUES = [
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
         "rules": [{"resources": ["pods"], "verbs": ["get"]}],
         "metadata": {"name": "reader", "namespace": "twostroke"}})),
-    Mutant("a block that is no address", "address_blocks_are_valid",
+    Mutant("a block that is not an address", "address_blocks_are_valid",
            add("NetworkPolicy/dns", "spec.egress[0].to", {"ipBlock": {"cidr": "10.0.0.0/33"}})),
     Mutant("workers closed to routers", "what_must_get_through_does",
            both(drop(POLICY, "spec.ingress"), put(POLICY, "spec.ingress", []))),
@@ -352,7 +352,7 @@ FORMS = [
            add("NetworkPolicy/dns", "spec.egress[0].to", {"podSelector": None})),
     Mutant("a class of storage with capitals", "forms_of_objects_are_kept",
            put("PersistentVolumeClaim/twostroke-models", "spec.storageClassName", "Fast")),
-    Mutant("a topology that is no key", "forms_of_pods_are_kept",
+    Mutant("a topology that is not a key", "forms_of_pods_are_kept",
            put(RAY, f"{PREFILL}.topologySpreadConstraints[0].topologyKey", "a/b/c")),
     Mutant("a label of the pod that is none", "forms_of_pods_are_kept", add(ROUTER, f"{BOX}.env", {
         "name": "ZONE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['a/b/c']"}}})),
@@ -368,7 +368,7 @@ FORMS = [
            put("StatefulSet/twostroke-redis", f"{POD}.containers[redis].image", "redis:7.2.5 ")),
     Mutant("a script without its variable", "variables_are_defined",
            put("StatefulSet/twostroke-redis", f"{POD}.containers[redis].env[0].name", "REDIS_AUTH")),
-    Mutant("a gateway of a class that is no name", "forms_of_objects_are_kept",
+    Mutant("a gateway of a class that is not a name", "forms_of_objects_are_kept",
            put("Gateway/twostroke", "spec.gatewayClassName", "/default")),
     Mutant("a claim of memory", "claims_are_valid",
            put("PersistentVolumeClaim/twostroke-models", "spec.resources.requests.memory", "1Gi")),

@@ -203,7 +203,7 @@ OURS = [
            add(ROUTER, f"{BOX}.env", {"name": "TWOSTROKE_FLEET", "value": "a:1"})),
     Mutant("a setting that Ray does not read", "variables_are_read",
            put("ConfigMap/ray-env", "data.RAY_health_check_failure_treshold", "3")),
-    Mutant("a setting in seconds that is no number", "variables_are_read",
+    Mutant("a setting in seconds that is not a number", "variables_are_read",
            put("ConfigMap/ray-env", "data.RAY_health_check_period_ms", "1s")),
     Mutant("a router for itself", "servers_listen_outside",
            swap_in_list(ROUTER, f"{BOX}.args", "--host=0.0.0.0", "--host=127.0.0.1")),

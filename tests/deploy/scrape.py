@@ -33,7 +33,7 @@ def scraped() -> list[list[Metric]]:
 
 @functools.cache
 def exposed() -> list[tuple[str, str]]:
-    """What each process says as Prometheus' text, and as OpenMetrics. One cluster for tests that are no coroutines."""
+    """What each process says as Prometheus' text, and as OpenMetrics. One cluster for tests that are not coroutines."""
     return asyncio.run(_exposed())
 
 

@@ -32,7 +32,7 @@ FAULTS = "faults"
 """It runs as `make faults`, with flags of its own."""
 ALL_COMMANDS = (*COMMANDS, *bench.COMMANDS, FAULTS)
 SUFFIXES = ("json", "md", "py", "yaml")
-"""The suffixes of files, which are no keys."""
+"""The suffixes of files, which are not keys."""
 GATE = "the gate"
 """`.ci/run` is `make test`; what that makes first is run by it, too."""
 SERVE = "tests/cluster/fleet/test_serve.py"
@@ -322,7 +322,7 @@ _FLAG = re.compile(r"(?<![\w-])--[a-z](?:[a-z-]*[a-z])?(?![\w*-])")
 
 
 def words_of_ours(text: str) -> list[str] | None:
-    """[COMMAND, ...] of `twostroke COMMAND ...`, or of `COMMAND --flag`; None: it is no command of ours."""
+    """[COMMAND, ...] of `twostroke COMMAND ...`, or of `COMMAND --flag`; None: it is not a command of ours."""
     words = text.split()
     while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
         words.pop(0)

@@ -144,7 +144,7 @@ def test_a_part_is_looked_at_alone_and_a_file_that_cannot_be_read_hides_no_other
     assert check.main([str(tmp_path)]) == 1
     said = capsys.readouterr().out
     assert "broken.yaml: while parsing a flow sequence" in said
-    assert "Service/twostroke-router-headless: spec.clusterIP: 'none' is no address" in said
+    assert "Service/twostroke-router-headless: spec.clusterIP: 'none' is not an address" in said
     whole = (K8S / "prerequisites" / "namespace.yaml").read_text() + "---\n" + services
     (tmp_path / "whole.yaml").write_text(whole)
     assert check.main([str(tmp_path / "whole.yaml")]) == 1

@@ -31,7 +31,7 @@ def test_so_is_one_that_begins_with_a_reason_or_a_purpose(opening: str) -> None:
 
 @pytest.mark.parametrize("whole", ["Offers it.", "To sum up.", "Thats.", "Tokens of it.", "Bytes.", "Orders it."])
 def test_a_whole_sentence_is_let_be(whole: str) -> None:
-    assert texts("a.py", f'"""{whole}"""\nx = "Of a text that is no docstring."') == []
+    assert texts("a.py", f'"""{whole}"""\nx = "Of a text that is not a docstring."') == []
 
 
 @pytest.mark.parametrize(

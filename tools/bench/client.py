@@ -96,7 +96,7 @@ class PlanResult:
 async def run_plan(
     client: Client, plan: Sequence[PlannedRequest], concurrency: int | None, on_record: OnRecord
 ) -> PlanResult:
-    """With `concurrency` requests open, or, where it is None, as an open loop."""
+    """Sends the planned requests with `concurrency` of them open, or as an open loop where that is None."""
     gc.collect()  # now rather than in the middle of the measurement
     cpu_before_s = time.process_time()
     if concurrency is not None:

@@ -95,20 +95,24 @@ def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
 
 def endpoints_from(args: argparse.Namespace) -> Endpoints:
     """Raises ConfigError."""
-    said, tls = flags.read(_Flags, args).endpoints, credentials.tls_from(args)
+    flags_given, tls = flags.read(_Flags, args).endpoints, credentials.tls_from(args)
     specs = [_Spec.parse(text) for text in args.urls or [own_url(args.pid, tls)]]
-    names = _names(specs, said.names)
+    names = _names(specs, flags_given.names)
     addresses = [spec.address for spec in specs]
     found = tuple(
-        Endpoint(name, spec.target(said.temperature, said.timeout_s, tls), addresses[:index].count(spec.address))
+        Endpoint(
+            name,
+            spec.target(flags_given.temperature, flags_given.timeout_s, tls),
+            addresses[:index].count(spec.address),
+        )
         for index, (name, spec) in enumerate(zip(names, specs, strict=True))
     )
     return Endpoints(
         all=found,
-        baseline=said.baseline or found[0].name,
-        seed=secrets.randbelow(DRAWN_SEEDS) if said.seed is None else said.seed,
-        vocab_size=said.vocab_size,
-        wait_s=said.wait_s,
+        baseline=flags_given.baseline or found[0].name,
+        seed=secrets.randbelow(DRAWN_SEEDS) if flags_given.seed is None else flags_given.seed,
+        vocab_size=flags_given.vocab_size,
+        wait_s=flags_given.wait_s,
     )
 
 
@@ -127,7 +131,7 @@ class _Spec:
         switches = frozenset(key for key, equals, _ in pairs if not equals)
         settings = {key: value for key, equals, value in pairs if equals}
         for unknown in sorted((switches - set(SWITCHES)) | (settings.keys() - set(SETTINGS))):
-            raise ConfigError(f"{text}: {unknown!r} is no way to ask a server; the form is {FORM}", field="urls")
+            raise ConfigError(f"{text}: {unknown!r} is not a way to ask a server; the form is {FORM}", field="urls")
         return cls(address.rstrip("/").removesuffix("/v1"), switches, settings)
 
     def target(self, temperature: float, timeout_s: float, tls: ClientTls | None) -> Target:

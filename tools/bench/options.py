@@ -284,7 +284,7 @@ def read_key(flag: str, path: Path) -> str:
     try:
         key = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"{flag} {path} cannot be read: {why}", field="api_key_file") from error
     if not key or len(key.split()) > 1:
         raise ConfigError(f"{flag} {path} must hold one word, the key", field="api_key_file")

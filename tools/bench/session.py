@@ -37,13 +37,13 @@ def run_session(options: BenchOptions) -> int:
 
 
 def plan_of(options: BenchOptions) -> list[PlannedRequest]:
-    pace, said, seed = options.pace, options.replay, options.prompts.seed
-    if said.trace is None:
+    pace, source, seed = options.pace, options.replay, options.prompts.seed
+    if source.trace is None:
         return synthetic_plan(options.prompts, arrivals_of(pace.arrivals, pace.rate, pace.num_requests, seed))
     replay = Replay(
-        jitter_s=said.trace_jitter_s, time_scale=said.trace_scale, length_scale=said.trace_length_scale, seed=seed
+        jitter_s=source.trace_jitter_s, time_scale=source.trace_scale, length_scale=source.trace_length_scale, seed=seed
     )
-    trace = replayed(read_trace(Path(said.trace), said.trace_limit), replay)
+    trace = replayed(read_trace(Path(source.trace), source.trace_limit), replay)
     if pace.rate is None and pace.concurrency is None:
         return trace_plan(trace, [row.timestamp_s for row in trace.rows])
     return trace_plan(trace, arrivals_of(pace.arrivals, pace.rate, len(trace.rows), seed))

@@ -73,15 +73,15 @@ class Bill:
 
     def advice(self) -> tuple[str, ...]:
         """Says what would be refused or not be served at the start of a worker, and what to change."""
-        said = [self.chosen.size.advice(self.longest)]
+        advice = [self.chosen.size.advice(self.longest)]
         if not self.on_gpu:
             try:
                 pages_bytes = self.chosen.pool_bytes + self.chosen.host_tier_bytes
                 further = sum(part.pool_bytes for part in self.parts)
                 refuse_more_than_free(pages_bytes + further, self.free_bytes)
             except ConfigError as error:
-                said.append(error.message)
-        return tuple(filter(None, said))
+                advice.append(error.message)
+        return tuple(filter(None, advice))
 
 
 def make_bill(flags: BillFlags) -> Bill:

@@ -27,11 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Raises ServeError for bad flags and files, and for what a worker would refuse."""
-    said = flags.read(BillFlags, args)
-    bill = make_bill(said)
-    print_bill(console_for(said.output.json_path), bill)
-    if said.output.json_path is not None:
-        write_json(as_json(bill), said.output.json_path)
-    if said.output.html_path is not None:
-        write_text(render_page(bill), said.output.html_path)
+    flags_given = flags.read(BillFlags, args)
+    bill = make_bill(flags_given)
+    print_bill(console_for(flags_given.output.json_path), bill)
+    if flags_given.output.json_path is not None:
+        write_json(as_json(bill), flags_given.output.json_path)
+    if flags_given.output.html_path is not None:
+        write_text(render_page(bill), flags_given.output.html_path)
     return 0

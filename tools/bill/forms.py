@@ -57,7 +57,7 @@ class FormBill:
         return self.layout.host_bytes
 
     def step_bytes(self, streams: int, tokens: int) -> float:
-        """Returns what a decode step of so many streams reads. Each stream attends to `tokens`."""
+        """Returns what a decode step of this many streams reads. Each stream attends to `tokens`."""
         return self.weights_step_bytes + streams * self.size.seen_bytes(tokens)
 
     def ceiling(self, bytes_per_s: float, streams: int, tokens: int) -> float | None:
@@ -131,8 +131,8 @@ def mixed_bills(model: BilledModel, forms: dict[str, FormBill]) -> tuple[MixedBi
         return ()
     asked = model.flags.form
     there = [form for form in dict.fromkeys((asked, *KV_FORMATS)) if form in forms]
-    said = {form: {} if form == asked else {"decode_kv_format": form} for form in there}
-    configs = {form: model.config(Role.PREFILL, **cache) for form, cache in said.items()}
+    cache_flags = {form: {} if form == asked else {"decode_kv_format": form} for form in there}
+    configs = {form: model.config(Role.PREFILL, **cache) for form, cache in cache_flags.items()}
     return tuple(
         _mixed(model, forms[form], config)
         for form, config in configs.items()

@@ -128,8 +128,8 @@ def _compute_cost(model: BilledModel, longest_bytes: int) -> ComputeCost:
             f"twostroke model pull {flags.model.model}",
             field="measure",
         )
-    said = 0 if flags.model.max_model_len is None else longest_bytes  # a length said by name must fit
-    built = build_runner(_config(model, max(said, _trial_pool_bytes())), directory)
+    needed_bytes = 0 if flags.model.max_model_len is None else longest_bytes  # a length said by name must fit
+    built = build_runner(_config(model, max(needed_bytes, _trial_pool_bytes())), directory)
     engine = EngineThread(built.runner)
     try:
         step_tokens = ScheduleConfig(max_num_seqs=flags.model.max_num_seqs).step_tokens()

@@ -46,12 +46,12 @@ class BilledModel:
     def config(self, role: Role = Role.DECODE, **cache: Any) -> WorkerConfig:
         """Returns the config of a worker. `cache`: settings of its pages in place of the flags'."""
         model, memory = self.flags.model, self.flags.memory
-        said = memory.model_dump(exclude={"device_memory_bytes", "host_cache_bytes", "disk_cache_bytes"})
+        given = memory.model_dump(exclude={"device_memory_bytes", "host_cache_bytes", "disk_cache_bytes"})
         return WorkerConfig(
             role=role,
             worker_id="bill",
             model=model.config.replace(max_model_len=model.max_model_len),
-            cache=CacheConfig(**said | cache),
+            cache=CacheConfig(**given | cache),
             schedule=ScheduleConfig(max_num_seqs=model.max_num_seqs),
         )
 

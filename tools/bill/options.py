@@ -40,8 +40,8 @@ class ModelFlags(Settings):
     @property
     def config(self) -> ModelConfig:
         """The config of a worker, as far as the bill knows it. Raises ConfigError for what no worker can have."""
-        said = {name: getattr(self, name) for name in ("model", "dtype", "weights", "tp", "prefill_tp", "decode_tp")}
-        return ModelConfig(**said)
+        given = {name: getattr(self, name) for name in ("model", "dtype", "weights", "tp", "prefill_tp", "decode_tp")}
+        return ModelConfig(**given)
 
     @property
     def is_paced(self) -> bool:

@@ -299,8 +299,8 @@ def notes(bill: Bill) -> list[str]:
             found.append(f"{longer} requests of the log are longer than {bill.longest} tokens: they are refused")
     found += [note for part in bill.parts for note in part.notes]
     if bill.bytes_per_s is None and bill.model.plan.weights.step:
-        said = "" if bill.on_gpu else ", or measure this machine with --measure"
-        found.append(f"the decode ceiling is not known: give --bandwidth GB/S{said}")
+        hint = "" if bill.on_gpu else ", or measure this machine with --measure"
+        found.append(f"the decode ceiling is not known: give --bandwidth GB/S{hint}")
     return found
 
 

@@ -147,8 +147,8 @@ def _server(args: argparse.Namespace) -> ChatServer:
     return HttpChatServer([reachable(router) for router in routers], sampling, credentials.api_key(), secure)
 
 
-def _addresses(said: str | None, flag: str) -> list[str]:
-    addresses = [address.strip() for address in (said or "").split(",") if address.strip()]
+def _addresses(value: str | None, flag: str) -> list[str]:
+    addresses = [address.strip() for address in (value or "").split(",") if address.strip()]
     for address in addresses:
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():

@@ -15,7 +15,7 @@ HELP = """\
 /new           forget the conversation so far; /clear does the same
 /save FILE     write the conversation: as JSON where FILE ends in .json, else as text
 /exit          leave; so does Ctrl-D
-Ctrl-C ends an answer, Alt-Enter begins a new line, a line that begins with a space is no command."""
+Ctrl-C ends an answer, Alt-Enter begins a new line, a line that begins with a space is not a command."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class Sampling:
     top_k: int | None = None
     seed: int | None = None
 
-    def said(self) -> dict[str, float]:
+    def given(self) -> dict[str, float]:
         return {each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) is not None}
 
 
@@ -74,7 +74,7 @@ class ChatServer(abc.ABC):
 
     async def _options(self) -> dict[str, float]:
         """Combines what the model recommends with the flags, which take precedence."""
-        return {**((await self.served()).recommended or {}), **self._sampling.said()}
+        return {**((await self.served()).recommended or {}), **self._sampling.given()}
 
 
 class HttpChatServer(ChatServer):
@@ -106,8 +106,8 @@ class GrpcServer(ChatServer):
     async def answer(self, messages: Sequence[Message]) -> AsyncGenerator[str, None]:
         options = await self._options()
         max_tokens = options.pop("max_tokens", None)
-        said = [inference_pb2.ChatMessage(role=each["role"], content=each["content"]) for each in messages]
-        chat = inference_pb2.Chat(messages=said)
+        chat_messages = [inference_pb2.ChatMessage(role=each["role"], content=each["content"]) for each in messages]
+        chat = inference_pb2.Chat(messages=chat_messages)
         request = inference_pb2.GenerateRequest(
             chat=chat,
             sampling=inference_pb2.SamplingOptions(**options),  # type: ignore[arg-type]  # whole numbers where it wants some
@@ -122,13 +122,13 @@ class GrpcServer(ChatServer):
     async def _ask_served(self) -> Served:
         channel = PeerChannel(self.address, "", None if self._tls is None else tls_endpoint(self._tls))
         try:
-            said = await inference_pb2_grpc.InferenceStub(channel.channel).GetModel(
+            model = await inference_pb2_grpc.InferenceStub(channel.channel).GetModel(
                 inference_pb2.GetModelRequest(), timeout=INFO_S, metadata=tuple(authorization(self._api_key).items())
             )
         except grpc.aio.AioRpcError:
             return Served()
         finally:
             await channel.close()
-        told = said.recommended_sampling
+        told = model.recommended_sampling
         names = [each.name for each in fields(Recommended)]
-        return Served(said.model, {name: getattr(told, name) for name in names if told.HasField(name)})
+        return Served(model.model, {name: getattr(told, name) for name in names if told.HasField(name)})

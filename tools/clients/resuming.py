@@ -214,8 +214,8 @@ def _chunk(data: str) -> Json:
 
 def _refusal(status: int, body: Json) -> ServeError:
     """Converts an error in OpenAI's format."""
-    said = body.get("error", {})
-    message, code = str(said.get("message")), said.get("code")
+    error = body.get("error", {})
+    message, code = str(error.get("message")), error.get("code")
     if status == HTTPStatus.SERVICE_UNAVAILABLE or code in ("draining", "peer_lost", "transfer_failed"):
         return PeerLost(message)
     if status == HTTPStatus.TOO_MANY_REQUESTS or code == "overloaded":
@@ -224,5 +224,5 @@ def _refusal(status: int, body: Json) -> ServeError:
         return ContextLengthExceeded(message)
     if code == "deadline_exceeded":
         return DeadlineExceeded(message)
-    kind = InvalidRequest if said.get("type") == "invalid_request_error" else InternalError
-    return kind(message, field=said.get("param"))
+    kind = InvalidRequest if error.get("type") == "invalid_request_error" else InternalError
+    return kind(message, field=error.get("param"))

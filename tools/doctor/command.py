@@ -76,15 +76,15 @@ def _salts(given: list[str]) -> tuple[str, str]:
 
 def _admin(args: argparse.Namespace) -> AdminAccess:
     """Returns the access to the server that the chats go to, where that is one of this user's."""
-    said = args.url or args.grpc
-    if args.admin is not None or args.pid is not None or said is None:
+    server = args.url or args.grpc
+    if args.admin is not None or args.pid is not None or server is None:
         return admin_access.access_from(args)
     for state in state_file.running():
         access = admin_access.access_to(state)
         for router, address in zip(state.routers, access.addresses, strict=True):
-            if said.rstrip("/").removesuffix("/v1").endswith((reachable(router.http), reachable(router.grpc))):
+            if server.rstrip("/").removesuffix("/v1").endswith((reachable(router.http), reachable(router.grpc))):
                 return AdminAccess((address,), access.token)
-    raise ConfigError(f"{said}: say where its admin port is, with --admin HOST:PORT", field="--admin")
+    raise ConfigError(f"{server}: say where its admin port is, with --admin HOST:PORT", field="--admin")
 
 
 def _print(verdict: Diagnosis, facts: Facts) -> None:

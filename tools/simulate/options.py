@@ -114,7 +114,7 @@ class FleetFlags(Settings):
         if (share := self.event_faults) is not None:
             faults = Faults(event_drop=share, event_duplicate=share, event_reorder=share)
             shape = dataclasses.replace(shape, faults=faults)
-        said: dict[str, Any] = {
+        given: dict[str, Any] = {
             "prefill": self.prefill,
             "decode": self.decode,
             "prefill_pages": None if self.pool_tokens is None else self.pool_tokens // block_tokens,
@@ -125,7 +125,7 @@ class FleetFlags(Settings):
             "tiers": self._tiers(shape.tiers),
             "drafts": self._drafts(shape.drafts),
         }
-        return dataclasses.replace(shape, **{name: value for name, value in said.items() if value is not None})
+        return dataclasses.replace(shape, **{name: value for name, value in given.items() if value is not None})
 
     def _drafts(self, drafts: DraftShape | None) -> DraftShape | None:
         """Returns the profile's drafts with what the flags say of them."""
@@ -142,7 +142,7 @@ class FleetFlags(Settings):
 
     def _tiers(self, tiers: TierShape) -> TierShape:
         """Returns the profile's tiers with what the flags say of them."""
-        said: dict[str, Any] = {
+        given: dict[str, Any] = {
             "host_bytes": self.host_cache_bytes,
             "disk_bytes": self.disk_cache_bytes,
             "host_page_s": self.host_page_s,
@@ -154,7 +154,7 @@ class FleetFlags(Settings):
             prefill_host_page_s=None if self.host_page_s else tiers.prefill_host_page_s,
             prefill_disk_page_s=None if self.disk_page_s else tiers.prefill_disk_page_s,
         )
-        return dataclasses.replace(tiers, **{name: value for name, value in said.items() if value is not None})
+        return dataclasses.replace(tiers, **{name: value for name, value in given.items() if value is not None})
 
 
 class LinkedFleetFlags(FleetFlags):

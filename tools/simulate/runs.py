@@ -44,7 +44,9 @@ Runner = Callable[[Sequence[Trial]], list[SimulatedRun]]
 
 @contextlib.contextmanager
 def runner(jobs: int) -> Iterator[Runner]:
-    """Yields what runs trials, so many at a time. It says on standard error which have ended, as some take minutes.
+    """Yields a function that runs trials, `jobs` at a time.
+
+    It prints on standard error which have ended, as some take minutes.
 
     Its processes begin when they are first needed, and stay for later trials: to begin one takes a second or two.
     """

@@ -101,17 +101,17 @@ class SimulateFlags(FleetQuestion):
 
 
 def run_session(args: argparse.Namespace) -> int:
-    said = flags.read(SimulateFlags, args)
-    compared, output, promise = said.compared, said.output, said.compared.promise
+    flags_given = flags.read(SimulateFlags, args)
+    compared, output, promise = flags_given.compared, flags_given.output, flags_given.compared.promise
     variants = compared.variants
-    trace, shape = said.read()
+    trace, shape = flags_given.read()
     _check(compared, trace, shape)
     if compared.admission:
         shape = dataclasses.replace(shape, slo_ttft_s=promise.ttft_s)
-    heading = _heading(said, trace, shape)
+    heading = _heading(flags_given, trace, shape)
     console = console_for(output.json_path)
     console.print(heading, markup=False)
-    real = real_answers(said.source.trace, said.source.limit)
+    real = real_answers(flags_given.source.trace, flags_given.source.limit)
     trials = [
         Trial(variant=variant, trace=trace, shape=shape, peer_pulls=compared.peer_pulls)
         for variant in dict.fromkeys((*variants, *policies_of(real)))
@@ -129,7 +129,7 @@ def run_session(args: argparse.Namespace) -> int:
     if alike:
         print_likeness(alike, SINCE_DECISION, console)
     facts = {
-        "source": said.source.model_dump(),
+        "source": flags_given.source.model_dump(),
         "fleet": dataclasses.asdict(shape),
         "promise": dataclasses.asdict(promise),
         "peer_pulls": compared.peer_pulls,
@@ -160,15 +160,15 @@ def _compare(
     return [(trial.rate_scale, run) for trial, run in zip(at_scales, run_all(at_scales), strict=True)]
 
 
-def _heading(said: SimulateFlags, trace: Trace, shape: FleetShape) -> str:
-    pulls = "peers are pulled from" if said.compared.peer_pulls else "no pulls from peers"
+def _heading(flags_given: SimulateFlags, trace: Trace, shape: FleetShape) -> str:
+    pulls = "peers are pulled from" if flags_given.compared.peer_pulls else "no pulls from peers"
     routers = f"{shape.routers} router{'s' if shape.routers > 1 else ''}"
     tiers = _tier_text(shape, Tier.HOST, shape.tiers.host_bytes) + _tier_text(shape, Tier.DISK, shape.tiers.disk_bytes)
     return (
-        f"{said.source.label}: {len(trace.rows)} requests; {shape.prefill} prefill workers of "
+        f"{flags_given.source.label}: {len(trace.rows)} requests; {shape.prefill} prefill workers of "
         f"{shape.prefill_pages * shape.block_size:,} tokens, {shape.decode} decode workers of "
         f"{shape.decode_pool_tokens:,}{tiers}; {shape.link_bytes_per_s / 1e9:g} GB/s; {routers}; {pulls}; "
-        f"seed {said.source.seed}"
+        f"seed {flags_given.source.seed}"
     )
 
 

@@ -31,12 +31,12 @@ class TlsConfig:
     """CAs that the other side's certificate must come from. None: the other side needs none."""
 
 
-def prove(secret: str, purpose: str, *said: bytes | str) -> bytes:
-    """Returns a proof of `secret` for what is `said`, which does not tell it: HMAC-SHA256, each part with its length.
+def prove(secret: str, purpose: str, *statements: bytes | str) -> bytes:
+    """Returns a proof that whoever makes these statements knows `secret`: HMAC-SHA256, each part with its length.
 
-    `purpose` keeps a proof of one kind from passing for another. Whoever sees one can try guesses at the secret, so
-    that must be hard to guess, as `secrets.token_hex(32)` is.
+    The proof does not reveal the secret. `purpose` keeps a proof of one kind from passing for another. Whoever sees a
+    proof can try guesses at the secret, so the secret must be hard to guess, as `secrets.token_hex(32)` is.
     """
-    parts = [part.encode() if isinstance(part, str) else part for part in (purpose, *said)]
+    parts = [part.encode() if isinstance(part, str) else part for part in (purpose, *statements)]
     message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     return hmac.digest(secret.encode(), message, "sha256")

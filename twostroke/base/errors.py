@@ -134,7 +134,7 @@ class ContextLengthExceeded(InvalidRequest):
     ) -> None:
         super().__init__(message, field=field)
         self.tokens = tokens
-        """Tokens of prompt and answer together, or at least so many; None: not counted."""
+        """Tokens of prompt and answer together, or at least this many; None: not counted."""
         self.most_tokens = most_tokens
         """Most tokens that would have been taken, where `tokens` are counted."""
 

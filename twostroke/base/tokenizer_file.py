@@ -26,7 +26,7 @@ def tokenizer_field(directory: Path) -> str:
 
 
 def is_of(field: str, fingerprint: str) -> bool:
-    """Whether a fingerprint has this field, or says nothing of a file."""
+    """Returns whether a fingerprint has this field, or says nothing of a file."""
     found = next((part for part in fingerprint.split(";") if part.startswith(FIELD)), field)
     return found in {field, f"{FIELD}{NO_FILE}", f"{FIELD}{BYTES}"}
 

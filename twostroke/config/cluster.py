@@ -105,8 +105,8 @@ class ClusterConfig(Settings):
         """
         if self.scaling.prefill_bounds(self.prefill).most:
             return self.model, self.cache
-        said = {"--prefill-tp": self.model.prefill_tp, "--prefill-kv-format": self.cache.prefill_kv_format}
-        for flag, value in said.items():
+        by_flag = {"--prefill-tp": self.model.prefill_tp, "--prefill-kv-format": self.cache.prefill_kv_format}
+        for flag, value in by_flag.items():
             if value is not None:
                 raise ConfigError(
                     f"{flag} {value} would be ignored: --prefill 0 starts no prefill worker; leave it away, "

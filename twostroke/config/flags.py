@@ -20,7 +20,9 @@ def add(parser: argparse.ArgumentParser, kind: type[Settings], choices: Choices 
     for leaf in leaves_of(kind):
         if leaf.title not in groups:
             groups[leaf.title] = parser.add_argument_group(leaf.title)
-        groups[leaf.title].add_argument(leaf.flag, **_options(leaf, (choices or {}).get(leaf.flag, leaf.said.choices)))
+        groups[leaf.title].add_argument(
+            leaf.flag, **_options(leaf, (choices or {}).get(leaf.flag, leaf.setting.choices))
+        )
 
 
 def read(kind: type[Kind], args: argparse.Namespace) -> Kind:
@@ -34,13 +36,13 @@ def _options(leaf: Leaf, choices: Sequence[str]) -> dict[str, Any]:
         return {**options, "action": argparse.BooleanOptionalAction}
     if leaf.is_required:
         options["required"] = True
-    if leaf.is_list and not leaf.said.commas:
+    if leaf.is_list and not leaf.setting.commas:
         options |= {"action": "append", "default": []}
     if choices:
         options["choices"] = tuple(choices)
     elif leaf.unit is not None:
         options["metavar"] = leaf.unit
-    if leaf.said.is_size:
+    if leaf.setting.is_size:
         options["type"] = _size
     elif leaf.kind is not str:
         options["type"] = leaf.kind

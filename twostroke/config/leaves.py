@@ -26,7 +26,7 @@ class Leaf:
 
     path: tuple[str, ...]
     """The names of the fields that lead to it."""
-    said: Setting
+    setting: Setting
     kind: type
     """bool, int, float or str; that of the items of a list."""
     is_list: bool
@@ -38,7 +38,7 @@ class Leaf:
 
     @property
     def flag(self) -> str:
-        return flag_of(self.path[-1], self.said)
+        return flag_of(self.path[-1], self.setting)
 
     @property
     def name(self) -> str:
@@ -48,29 +48,29 @@ class Leaf:
     @property
     def key(self) -> str:
         """The path in the cluster file."""
-        return self.said.key or f"{self.said.section or self.section}.{self.name}"
+        return self.setting.key or f"{self.setting.section or self.section}.{self.name}"
 
     @property
     def unit(self) -> str | None:
-        return self.said.unit or UNITS[self.kind]
+        return self.setting.unit or UNITS[self.kind]
 
     @property
     def default(self) -> Any:
         """The declared default, or what the environment has instead."""
-        from_environment = os.environ.get(self.said.variable) if self.said.variable else None
+        from_environment = os.environ.get(self.setting.variable) if self.setting.variable else None
         return from_environment or self.declared_default
 
     @property
     def default_text(self) -> str | None:
         """None: there is no default, or nothing to say about it."""
-        said, default = self.said, self.declared_default
-        if self.is_required or said.default_text is not None:
-            return said.default_text
+        setting, default = self.setting, self.declared_default
+        if self.is_required or setting.default_text is not None:
+            return setting.default_text
         if isinstance(default, bool):
             return "on" if default else "off"
-        if default == 0 and said.zero:
-            return said.zero
-        if said.is_size and default is not None:
+        if default == 0 and setting.zero:
+            return setting.zero
+        if setting.is_size and default is not None:
             return size_text(default)
         if default is None:
             return None
@@ -78,16 +78,16 @@ class Leaf:
 
     @property
     def help(self) -> str:
-        zero = f"; 0: {self.said.zero}" if self.said.zero and self.declared_default != 0 else ""
+        zero = f"; 0: {self.setting.zero}" if self.setting.zero and self.declared_default != 0 else ""
         shown = f" (default: {self.default_text})" if self.default_text is not None else ""
-        return f"{self.said.help}{zero}{shown}"
+        return f"{self.setting.help}{zero}{shown}"
 
     def stored(self, value: Any) -> Any:
         """Returns what the field gets for a value that a flag or a file has. Raises ConfigError for an empty path."""
         if self.is_list and value is not None:
             words = value.split(",") if isinstance(value, str) else value
-            return tuple(self._located(word) if self.said.is_path else word for word in words)
-        return self._located(value) if self.said.is_path and value is not None else value
+            return tuple(self._located(word) if self.setting.is_path else word for word in words)
+        return self._located(value) if self.setting.is_path and value is not None else value
 
     def _located(self, path: str) -> str:
         if not path:
@@ -97,7 +97,7 @@ class Leaf:
 
 @functools.cache
 def leaves_of(kind: type[Settings]) -> Sequence[Leaf]:
-    """Every setting that has a flag, in the order of help."""
+    """Returns every setting that has a flag, in the order of help."""
     found = list(_leaves(kind, (), SettingsGroup("", "")))
     titles = list(dict.fromkeys(leaf.title for leaf in found))
     return sorted(found, key=lambda leaf: titles.index(leaf.title))
@@ -126,12 +126,12 @@ def _leaves(kind: type[Settings], path: tuple[str, ...], at: SettingsGroup) -> I
             yield _leaf((*path, name), field, settings[name], at)
 
 
-def _leaf(path: tuple[str, ...], field: FieldInfo, said: Setting, at: SettingsGroup) -> Leaf:
-    section = at.section or said.section
+def _leaf(path: tuple[str, ...], field: FieldInfo, setting: Setting, at: SettingsGroup) -> Leaf:
+    section = at.section or setting.section
     assert section, f"{path[-1]} is in no group and names no section"
     return Leaf(
         path=path,
-        said=said,
+        setting=setting,
         kind=plain_type(field.annotation),
         is_list=any(typing.get_origin(arm) is tuple for arm in (field.annotation, *typing.get_args(field.annotation))),
         declared_default=None if field.is_required() else field.default,

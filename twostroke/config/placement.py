@@ -73,10 +73,10 @@ def _check_amount(path: str, amount: float) -> None:
 
 def _check_label(path: str, key: str, value: str) -> None:
     if not _LABEL_KEY.fullmatch(key):
-        raise ConfigError(f"{key!r} is no label of a Ray node; write for example role or my.domain/zone", field=path)
+        raise ConfigError(f"{key!r} is not a label of a Ray node; write for example role or my.domain/zone", field=path)
     if not _LABEL_VALUE.fullmatch(value):
         raise ConfigError(
-            f"{value!r} is no value of a label; write for example prefill, !spot, in(a100, h100) or !in(a, b)",
+            f"{value!r} is not a value of a label; write for example prefill, !spot, in(a100, h100) or !in(a, b)",
             field=path,
         )
 

@@ -74,6 +74,6 @@ class ScalingConfig(Settings):
 def _bounds(role: str, least: int | None, count: int, most: int | None) -> Bounds:
     bounds = Bounds(least=count if least is None else least, most=count if most is None else most)
     if not bounds.least <= count <= bounds.most:
-        said = f"--min-{role} {bounds.least}, --{role} {count}, --max-{role} {bounds.most}"
-        raise ConfigError(f"{said}: the count must lie between the bounds", field=f"--{role}")
+        problem = f"--min-{role} {bounds.least}, --{role} {count}, --max-{role} {bounds.most}"
+        raise ConfigError(f"{problem}: the count must lie between the bounds", field=f"--{role}")
     return bounds

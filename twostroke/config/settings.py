@@ -110,27 +110,27 @@ def _field(default: Any, mark: object, **options: Any) -> Any:
     return found
 
 
-def setting(default: Any, *, help: str, secret: bool = False, **said: Any) -> Any:  # noqa: A002  # as argparse says it
-    """Returns a field that users set. `said` are fields of `Setting`."""
-    is_list = isinstance(default, tuple) or "commas" in said  # JSON has lists, not tuples
+def setting(default: Any, *, help: str, secret: bool = False, **options: Any) -> Any:  # noqa: A002  # as argparse says it
+    """Returns a field that users set. `options` are fields of `Setting`."""
+    is_list = isinstance(default, tuple) or "commas" in options  # JSON has lists, not tuples
     strict = False if is_list else None
-    return _field(default, Setting(help=help, **said), description=help, repr=not secret, strict=strict)
+    return _field(default, Setting(help=help, **options), description=help, repr=not secret, strict=strict)
 
 
-def setting_of(kind: type[Settings], name: str, **said: Any) -> Any:
-    """Declares the setting that another class has, but for what is said, `default` too: an edit there reaches both."""
+def setting_of(kind: type[Settings], name: str, **options: Any) -> Any:
+    """Declares the setting of another class again, with these `options` changed: an edit there changes both."""
     field, other = kind.model_fields[name], declared(kind)[name]
     values = ((each, getattr(other, each.name)) for each in dataclasses.fields(other))
     there = {each.name: value for each, value in values if value != each.default}
-    return setting(said.pop("default", field.default), secret=not field.repr, **{**there, **said})
+    return setting(options.pop("default", field.default), secret=not field.repr, **{**there, **options})
 
 
-def port(default: int | None = 0, *, help: str, **said: Any) -> Any:  # noqa: A002  # as argparse says it
-    return setting(default, help=help, unit="PORT", least=0, most=MOST_PORT, zero="any free one", **said)
+def port(default: int | None = 0, *, help: str, **options: Any) -> Any:  # noqa: A002  # as argparse says it
+    return setting(default, help=help, unit="PORT", least=0, most=MOST_PORT, zero="any free one", **options)
 
 
 def group(kind: type[Settings], section: str, title: str | None = None) -> Any:
-    """A field that holds the settings of another class."""
+    """Declares a field that holds the settings of another class."""
     return _field(PydanticUndefined, SettingsGroup(section, title or section), default_factory=kind, strict=False)
 
 
@@ -180,8 +180,8 @@ def declared(kind: type[Settings]) -> dict[str, Setting]:
     }
 
 
-def flag_of(field_name: str, said: Setting) -> str:
-    return said.flag or f"--{field_name.removesuffix('_s').replace('_', '-')}"
+def flag_of(field_name: str, setting: Setting) -> str:
+    return setting.flag or f"--{field_name.removesuffix('_s').replace('_', '-')}"
 
 
 def plain_type(hint: Any) -> Any:
@@ -204,19 +204,19 @@ def _in_words(kind: type[Settings], error: ErrorDetails) -> ConfigError:
     if error["type"] == "missing":
         return ConfigError(f"{name} needs {field}", field=field)
     hint = kind.model_fields[field].annotation
-    said = KINDS.get(plain_type(hint), "")
+    kind_text = KINDS.get(plain_type(hint), "")
     if error["type"] == "tuple_type":
-        said = "a list"
+        kind_text = "a list"
     if error["type"] == "enum":
-        said = f"one of {error['ctx']['expected']}"
-    what = f"must be {said}" if said else error["msg"]
+        kind_text = f"one of {error['ctx']['expected']}"
+    what = f"must be {kind_text}" if kind_text else error["msg"]
     place = "".join(f"[{part!r}]" for part in where[1:])
     return _error(kind, field, f"{what}, got {_shown(error['input'])}", place)
 
 
 def _error(kind: type[Settings], field: str, why: str, place: str = "") -> ConfigError:
-    said = declared(kind).get(field)
-    name = f"{kind.__name__}.{field}" if said is None or said.is_hidden else flag_of(field, said)
+    known = declared(kind).get(field)
+    name = f"{kind.__name__}.{field}" if known is None or known.is_hidden else flag_of(field, known)
     return ConfigError(f"{name}{place} {why}", field=name)
 
 

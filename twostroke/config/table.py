@@ -36,12 +36,12 @@ def _rows(leaves: Iterable[Leaf], *, has_keys: bool) -> Iterator[str]:
     for leaf in leaves:
         unit = f" {leaf.unit}" if leaf.unit is not None else ""
         key = f"| `{leaf.key}` " if has_keys else ""
-        cells = (_cell(leaf.default_text), _cell(leaf.said.bounds), _meaning(leaf))
+        cells = (_cell(leaf.default_text), _cell(leaf.setting.bounds), _meaning(leaf))
         yield f"| `{leaf.flag}{unit}` {key}| {' | '.join(cells)} |"
 
 
 def _meaning(leaf: Leaf) -> str:
-    return _cell(f"{leaf.said.help}; 0: {leaf.said.zero}" if leaf.said.zero else leaf.said.help)
+    return _cell(f"{leaf.setting.help}; 0: {leaf.setting.zero}" if leaf.setting.zero else leaf.setting.help)
 
 
 def _cell(text: str | None) -> str:

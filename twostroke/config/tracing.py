@@ -38,5 +38,5 @@ def _is_endpoint(text: str) -> bool:
     try:
         parts = urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port is not None
-    except ValueError:  # a port that is no number
+    except ValueError:  # a port that is not a number
         return False

@@ -109,7 +109,7 @@ class _Kept(NamedTuple):
 
 
 def has_json(grammar: Grammar) -> bool:
-    """Tells whether a schema of JSON is in a grammar."""
+    """Returns whether a schema of JSON is in a grammar."""
     return '"json_schema"' in grammar.source or "%json" in grammar.source
 
 

@@ -95,7 +95,7 @@ class GrammarState:
     def forced_run(self, most: int) -> Sequence[int]:
         """Returns up to `most` tokens that must come next, one after the other, as far as known without a mask.
 
-        No run is found at an end: what follows the end token is no answer.
+        No run is found at an end: what follows the end token is not an answer.
         """
         if most <= 0 or self._is_finished or self.forced_token is None:
             return ()
@@ -156,8 +156,8 @@ class GrammarState:
 
     def _why(self, token: int) -> str:
         """Returns why a token may not come next."""
-        said = self._matcher.get_error() if self._matcher.is_error() else ""
-        is_too_long = re.search("[Tt]oo many|items; max|fuel|limit", said)
+        problem = self._matcher.get_error() if self._matcher.is_error() else ""
+        is_too_long = re.search("[Tt]oo many|items; max|fuel|limit", problem)
         return TOO_LONG if is_too_long else f"token {token} does not match the answer's grammar"
 
     def compute_mask(self) -> Mask:
@@ -180,7 +180,7 @@ class GrammarState:
 
     @property
     def _is_finished(self) -> bool:
-        """Tells whether the text matches and nothing may follow it."""
+        """Whether the text matches and nothing may follow it."""
         return bool(self._matcher.is_stopped() and not self._matcher.is_error() and self._matcher.is_accepting())
 
     def _read(self, token: int) -> bool:
@@ -241,7 +241,7 @@ class GrammarState:
         return mask
 
     def _may_end_with(self, digit: int) -> bool:
-        """Tells whether anything but a digit may come behind one."""
+        """Returns whether anything but a digit may come behind one."""
         ahead, mask = self._matcher.deep_copy(), np.zeros(self._vocabulary.mask_words, np.uint32)
         if not ahead.consume_token(digit):
             return False
@@ -250,5 +250,5 @@ class GrammarState:
 
     def _why_nothing(self) -> str:
         """Returns why no token may come next."""
-        said = self._matcher.get_error() if self._matcher.is_error() else ""
-        return DEAD_END if not said or said.startswith("NoExtension") else TOO_LONG
+        problem = self._matcher.get_error() if self._matcher.is_error() else ""
+        return DEAD_END if not problem or problem.startswith("NoExtension") else TOO_LONG

@@ -35,7 +35,7 @@ class Digits:
     single: tuple[int, ...]
     """The tokens that are one digit."""
     letters: Mask
-    """The tokens that are a single letter: where one may come, the text is no number."""
+    """The tokens that are a single letter: where one may come, the text is not a number."""
 
     def run_after(self, run: int, token: int) -> int:
         """Returns how many digits the text ends with when a token has come after `run` digits."""
@@ -43,7 +43,7 @@ class Digits:
         return run + at_end if self.is_whole[token] else at_end
 
     def without_more(self, mask: Mask, may_end_with: Callable[[int], bool]) -> Mask:
-        """Returns the mask without further digits, unless the text is no number.
+        """Returns the mask without further digits, unless the text is not a number.
 
         Where only digits may come, it is those with which the number may end, if any: none ends with more zeros that
         must not be zero. `may_end_with` tells whether anything but a digit may come behind a token.
@@ -57,7 +57,7 @@ class Digits:
         return _mask_of(ending, WORD_BITS * len(mask)) if ending else mask
 
     def are_all(self, mask: Mask) -> bool:
-        """Tells whether nothing but tokens that begin with a digit may come."""
+        """Returns whether nothing but tokens that begin with a digit may come."""
         return not (mask & ~self.at_start).any()
 
 

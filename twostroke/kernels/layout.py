@@ -68,11 +68,11 @@ class Layout:
         return SUPER if self.super_parts else self.unit
 
     def can_pack(self, inputs: int) -> bool:
-        """Whether the kernels can multiply a matrix with so many inputs in this layout."""
+        """Returns whether the kernels can multiply a matrix with this many inputs in this layout."""
         return inputs % self.whole_inputs == 0 and self.group % self.unit == 0
 
     def of_inputs(self, own: range, inputs: int) -> Layout | None:
-        """Returns the layout of a part of a matrix with so many inputs; None where it ends amid what cannot be parted.
+        """Returns the layout of a part of a matrix with this many inputs. None: it ends inside what cannot be split.
 
         A part that ends within a group gets smaller groups. Each has the scale of the group that it comes from.
         """

@@ -137,7 +137,7 @@ class KvForm:
         return self.format if self.converted_from is None else f"{self.format} from {self.converted_from}"
 
     def takes(self, other: KvForm) -> bool:
-        """Tells whether pages of the other form may become pages of this one, as they are or converted."""
+        """Returns whether pages of the other form may become pages of this one, as they are or converted."""
         return other in (self, self.source)
 
     @property

@@ -1,4 +1,4 @@
-"""The parts of blocks that one worker holds: a block has a page in each page group.
+"""A block has a page in each page group. A *part* is a block in one group: what one page holds.
 
 Pages of all groups have ids of one space, so that a transfer or a digest needs to know nothing of groups.
 """
@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 
 class GroupKind(enum.IntEnum):
-    """A page group of a model (`twostroke.kv_cache.groups`); most models have the first one alone."""
+    """The number of a page group (`twostroke.kv_cache.groups`). Most models have only the first one."""
 
     FULL = 0
-    """Layers that attend to all tokens, or all layers where none keeps its pages apart."""
+    """Layers that attend to all tokens. In a model without a further group: all layers."""
     FURTHER = 1
     """Layers that need the pages of some blocks only."""
 

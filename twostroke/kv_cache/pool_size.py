@@ -118,7 +118,7 @@ class PoolSize:
         return pages * self.page_bytes + further
 
     def seen_bytes(self, tokens: int) -> float:
-        """Returns the bytes of pages that a token reads with so many tokens before it."""
+        """Returns the bytes of pages that a token reads with this many tokens before it."""
         further = sum(min(tokens, group.seen_tokens) * group.page_bytes for group in self.further)
         return (tokens * self.page_bytes + further) / self.block_size
 

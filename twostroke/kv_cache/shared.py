@@ -22,16 +22,15 @@ _PROTECTION = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_FUTURE_WRITE | fcntl.
 
 
 class SharedMemory:
-    """`size_bytes` bytes, claimed at once where they are ours, read-only where they were handed over."""
+    """Shared memory of `size_bytes`: allocated at once, or given by its descriptor `fd`."""
 
     def __init__(self, size_bytes: int, *, fd: int | None = None, may_write: bool = True) -> None:
-        is_ours = fd is None
         if fd is None:
             fd = os.memfd_create("twostroke-pages", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            # Claims the memory now, in a third of the time in which a mapping is populated.
+            # Allocates the memory now. Touching every page of a mapping would take three times as long.
             os.posix_fallocate(fd, 0, size_bytes)
         self.fd = fd
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if is_ours or may_write else 0)
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if may_write else 0)
         self.map = mmap.mmap(self.fd, size_bytes, flags=mmap.MAP_SHARED, prot=protection)
 
     def protect(self) -> None:
@@ -40,7 +39,7 @@ class SharedMemory:
 
     @classmethod
     def attach(cls, fd: int, size_bytes: int) -> SharedMemory:
-        """Maps another process's memory by its descriptor, which this object closes.
+        """Maps another process's memory read-only, by its descriptor, which this object closes.
 
         Raises ConfigError if it is not such a memory; the descriptor then stays the caller's.
         """
@@ -52,16 +51,16 @@ class SharedMemory:
         return cls(size_bytes, fd=fd, may_write=False)
 
     def close(self) -> None:
-        """Drops the mapping. Views that others still hold keep it alive until they go."""
+        """Closes the descriptor and unmaps the memory. Where views are still in use, the last of them unmaps it."""
         os.close(self.fd)
         try:
             self.map.close()
         except BufferError:
-            del self.map
+            del self.map  # the last view unmaps it
 
 
 class GenerationTable:
-    """A generation per page in shared memory of its own: for pages with bytes in another memory."""
+    """A generation per page, in shared memory of its own. For pages whose bytes are elsewhere, as on a GPU."""
 
     def __init__(self, pages: int, *, fd: int | None = None) -> None:
         size_bytes = generation_bytes(pages)

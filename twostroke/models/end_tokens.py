@@ -44,12 +44,12 @@ def end_tokens(directory: Path, config_ids: Any, vocab_size: int, *, usual_ids: 
 def _ids(source: str, ids: Any) -> tuple[int, ...]:
     every = () if ids is None else tuple(ids) if isinstance(ids, list | tuple) else (ids,)
     if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in every):
-        raise ValueError(f"eos_token_id of {source} is {ids!r}, which is no token's id and no list of them")
+        raise ValueError(f"eos_token_id of {source} is {ids!r}, which is neither a token id nor a list of them")
     return every
 
 
 def _of_tokenizer(directory: Path) -> Iterator[int]:
-    """Yields the end tokens of the tokenizer. A text that is no token of the tokenizer is passed over."""
+    """Yields the end tokens of the tokenizer. A text that is not a token of the tokenizer is passed over."""
     texts = set()
     for name in SPECIAL_TOKENS:
         token = _read(directory / name).get("eos_token")
@@ -85,7 +85,7 @@ def gguf_end_facts(directory: Path) -> tuple[Any, ...]:
 
 
 def _read(file: Path) -> Mapping[str, Any]:
-    """Returns a file's object; an empty one where there is no file. Raises ValueError where it is no object."""
+    """Returns a file's object; an empty one where there is no file. Raises ValueError where it is not an object."""
     if not file.is_file():
         return {}
     try:
@@ -93,5 +93,5 @@ def _read(file: Path) -> Mapping[str, Any]:
     except ValueError as error:
         raise ValueError(f"{file.name} is no JSON: {error}") from error
     if not isinstance(content, dict):
-        raise TypeError(f"{file.name} is no object")
+        raise TypeError(f"{file.name} is not an object")
     return content

@@ -270,7 +270,7 @@ def exact_blocks(form: AnyForm, block_size: int, *, tokens: int, sequences: int)
 
 
 def exact_bytes(blocks: int, form: AnyForm, shape: PageShape, dtype: str) -> int:
-    """Returns the bytes of so many exact pages, and of their scratch page if there are any.
+    """Returns the bytes of this many exact pages, and of their scratch page if there are any.
 
     They hold the layers that pages of the form do not store in `dtype`.
     """

@@ -95,8 +95,8 @@ def _spec_of(published: PublishedConfig, implementation: str) -> ModelSpec:
 
 
 def _unreadable(directory: Path, error: BaseException) -> ConfigError:
-    said = " ".join(f"{type(error).__name__}: {error}".split())
-    return ConfigError(f"{directory / 'config.json'} cannot be read: {said}", field="model")
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return ConfigError(f"{directory / 'config.json'} cannot be read: {reason}", field="model")
 
 
 def _supported() -> str:
@@ -114,7 +114,7 @@ def _unsupported(directory: Path, what: str) -> UnsupportedModel:
 def _raw_config(directory: Path) -> dict[str, Any]:
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     if not isinstance(config, dict):
-        raise TypeError("it is no object")
+        raise TypeError("it is not an object")
     return config
 
 

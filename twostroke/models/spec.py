@@ -131,7 +131,7 @@ class Share:
         return self.index == 0
 
     def of(self, things: int) -> range:
-        """Returns the range of so many things; of fewer than there are shares, the one that it has with others."""
+        """Returns the range of this many things; of fewer than there are shares, the one that it has with others."""
         first = things * self.index // self.count
         return range(first, max(first + 1, things * (self.index + 1) // self.count))
 

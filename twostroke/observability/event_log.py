@@ -66,9 +66,9 @@ class LineFormatter(logging.Formatter):
         second = int(record.created)
         if second != self._second:
             self._second, self._shown_second = second, self.formatTime(record, self.datefmt)
-        said = without_middle(on_one_line(_message(record)), MOST_LINE)
+        message = without_middle(on_one_line(_message(record)), MOST_LINE)
         at = f"{self._shown_second}.{int(record.msecs):03d}"
-        line = f"{at} {record.levelname} {self._identity} {record.name} {said}"
+        line = f"{at} {record.levelname} {self._identity} {record.name} {message}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
     def formatException(self, ei: ExceptionInfo) -> str:  # noqa: N802  # the base class's name
@@ -109,7 +109,7 @@ class _Allowance:
 
 
 class LineLimit:
-    """Says which lines are written: of each kind so many at once, and so many a second."""
+    """Says which lines are written: of each kind this many at once, and this many a second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -84,7 +84,7 @@ def introduce(registry: CollectorRegistry, role: str) -> Expiries:
     """Adds the metrics of every process: its build, clock, CPU time and memory (`process_*`, without a role, as usual),
     and the ends of its certificates.
     """
-    # When a counter began to count is no time series.
+    # When a counter began to count is not a time series.
     disable_created_metrics()  # type: ignore[no-untyped-call]  # the library does not say that it returns nothing
     expiries = Expiries(role)
     registry.register(expiries)
@@ -199,11 +199,11 @@ class _PatientServer(ThreadingWSGIServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs nothing: a client that disconnects, or sends nothing in time, is no event either."""
+        """Logs nothing: a client that disconnects, or sends nothing in time, is not an event either."""
 
 
 class _SilentHandler(WSGIRequestHandler):
     timeout = SCRAPE_S
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
-        """Logs nothing: a scrape is no event."""
+        """Logs nothing: a scrape is not an event."""

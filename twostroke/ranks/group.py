@@ -149,7 +149,7 @@ class RankGroup:
 
 
 def slot_bytes_for(most_bytes: int) -> int:
-    """Returns the bytes of a slot for sums of at most so many bytes. Each rank has two slots."""
+    """Returns the bytes of a slot for sums of at most this many bytes. Each rank has two slots."""
     return -(-min(max(most_bytes, LEAST_SLOT_BYTES), MOST_SLOT_BYTES) // _LINE) * _LINE
 
 

@@ -87,15 +87,15 @@ class AsideEnd:
     """Empty: it is done."""
 
     def write(self, pipe: int) -> None:
-        said = self.problem.encode("utf-8", "replace")[:MOST_PROBLEM_BYTES]
-        os.write(pipe, len(said).to_bytes(2, "big") + said)
+        data = self.problem.encode("utf-8", "replace")[:MOST_PROBLEM_BYTES]
+        os.write(pipe, len(data).to_bytes(2, "big") + data)
 
     @classmethod
-    def read(cls, said: bytearray) -> Iterator[AsideEnd]:
+    def read(cls, data: bytearray) -> Iterator[AsideEnd]:
         """Takes all ends that have come whole."""
-        while len(said) >= 2 and len(said) >= (end := 2 + int.from_bytes(said[:2], "big")):
-            yield cls(said[2:end].decode("utf-8", "replace"))
-            del said[:end]
+        while len(data) >= 2 and len(data) >= (end := 2 + int.from_bytes(data[:2], "big")):
+            yield cls(data[2:end].decode("utf-8", "replace"))
+            del data[:end]
 
 
 @dataclass(frozen=True, slots=True)

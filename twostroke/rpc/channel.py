@@ -61,7 +61,7 @@ class PeerChannel:
     Before a call is sent, both sides prove that they have the cluster's token (`proof`)."""
 
     def __init__(self, address: str, membership: Membership | str, endpoint: TlsEndpoint | None = None) -> None:
-        """`membership` is what this process proves. `endpoint` is for a client that is no process of the cluster."""
+        """`membership` is what this process proves. `endpoint` is for a client that is not a process of the cluster."""
         membership = Membership(membership) if isinstance(membership, str) else membership
         self.address = address
         prover = CallProver(membership.token, address)

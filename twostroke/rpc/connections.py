@@ -182,9 +182,9 @@ def _received_bytes(seen: _Seen) -> int:
     if own is None:
         return 0
     with own, contextlib.suppress(OSError):  # it may be over
-        said = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-        if len(said) >= _TCP_INFO_BYTES_RECEIVED.size:
-            return int(_TCP_INFO_BYTES_RECEIVED.unpack_from(said)[0])
+        info = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        if len(info) >= _TCP_INFO_BYTES_RECEIVED.size:
+            return int(_TCP_INFO_BYTES_RECEIVED.unpack_from(info)[0])
     return 0
 
 

@@ -166,7 +166,7 @@ def weights_to_message(weights: WeightsRef | None) -> worker_pb2.Weights | None:
 
 
 def weights_from_message(message: worker_pb2.Weights) -> WeightsRef:
-    """Raises InvalidRequest for what is no digest: it names files."""
+    """Raises InvalidRequest for what is not a digest: it names files."""
     if len(message.digest) != WEIGHTS_DIGEST_BYTES:
         raise InvalidRequest(f"the digest of weights has {WEIGHTS_DIGEST_BYTES} bytes", field="weights.digest")
     return WeightsRef(message.digest, message.path)

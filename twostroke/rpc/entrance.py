@@ -108,7 +108,7 @@ MOST_UNREAD = 4
 """Messages that may take that long. Where more are waited for, the oldest ones have UNREAD_S."""
 UNREAD_S = 0.1
 SHARE = 8
-"""One in so many of a server's connections may have an open call without an admitted client."""
+"""One in this many of a server's connections may have an open call without an admitted client."""
 MOST_OF_KNOWN = 16
 """Open calls of one connection with an admitted client."""
 

@@ -16,17 +16,17 @@ _TIERS = {
     Tier.DISK: control_pb2.TIER_DISK,
 }
 _GROUPS = frozenset(GroupKind)
-_FROM_MESSAGE = {said: tier for tier, said in _TIERS.items()}
+_FROM_MESSAGE = {message: tier for tier, message in _TIERS.items()}
 
 
 def tier_to_message(tier: Tier) -> control_pb2.Tier:
     return _TIERS[tier]
 
 
-def tier_from_message(said: control_pb2.Tier) -> Tier:
-    tier = _FROM_MESSAGE.get(said)
+def tier_from_message(message: control_pb2.Tier) -> Tier:
+    tier = _FROM_MESSAGE.get(message)
     if tier is None:
-        raise InvalidRequest(f"tier {said} is not known here", field="tier")
+        raise InvalidRequest(f"tier {message} is not known here", field="tier")
     return tier
 
 

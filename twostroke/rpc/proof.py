@@ -222,15 +222,18 @@ class CallProver:
             async with asyncio.timeout(limit_s):
                 return await self._begin(limit_s, wait_for_ready)
         except TimeoutError:
-            code, said = grpc.StatusCode.DEADLINE_EXCEEDED, "it did not prove in time that it has this cluster's token"
+            code, details = (
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                "it did not prove in time that it has this cluster's token",
+            )
         except grpc.aio.AioRpcError as error:
-            code, said = error.code(), error.details() or error.code().name
+            code, details = error.code(), error.details() or error.code().name
             if code is grpc.StatusCode.UNAUTHENTICATED:
                 raise
         except grpc.aio.UsageError:
-            code, said = grpc.StatusCode.UNAVAILABLE, CLOSED
+            code, details = grpc.StatusCode.UNAVAILABLE, CLOSED
         is_over = has_less and code is grpc.StatusCode.DEADLINE_EXCEEDED
-        raise _ended(f"{said}: nothing was sent", code if is_over else grpc.StatusCode.UNAVAILABLE)
+        raise _ended(f"{details}: nothing was sent", code if is_over else grpc.StatusCode.UNAVAILABLE)
 
     async def _begin(self, limit_s: float, wait_for_ready: bool | None) -> _Session:
         assert self._channel is not None
@@ -315,8 +318,8 @@ def _impostor(address: str) -> grpc.aio.AioRpcError:
     return _ended(f"the process that listens on {address} did not prove that it has this cluster's token")
 
 
-def _ended(said: str, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> grpc.aio.AioRpcError:
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=said)
+def _ended(details: str, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
 
 
 def _unpacked(message: bytes, kinds: tuple[type, ...]) -> list[Any]:

@@ -96,7 +96,7 @@ def _followed(path: Path) -> Iterator[Path]:
 
 
 def _has_hidden_owner(status: os.stat_result, map_of_users: Path) -> bool:
-    """Whether the owner is outside of this user namespace, as root is in one of a single user (Apptainer, bubblewrap).
+    """Returns whether the owner is outside of this user namespace: so is root in one of a single user (Apptainer).
 
     All such owners show as one user that the namespace does not have. Folders above a cache are root's then.
     """
@@ -110,7 +110,7 @@ def _has_hidden_owner(status: os.stat_result, map_of_users: Path) -> bool:
 
 
 def is_in_pod() -> bool:
-    """Whether this is a container of a Kubernetes pod. The kubelet sets this variable in every one."""
+    """Returns whether this is a container of a Kubernetes pod. The kubelet sets this variable in every one."""
     return "KUBERNETES_SERVICE_HOST" in os.environ
 
 
@@ -131,7 +131,10 @@ def make_folder(folder: Path) -> None:
 
 @functools.lru_cache(64)
 def _is_private_group(group: int, user: int) -> bool:
-    """Whether the group has the user's name, is the user's first one and has no other member; root's is shared."""
+    """Returns whether the group is the user's own: of the same name, its first group, without another member.
+
+    Root's group is shared.
+    """
     if group == 0:
         return False
     try:

@@ -12,7 +12,7 @@ from twostroke.speculation.draft import Drafter, Proposal
 from twostroke.speculation.prompt_lookup import PromptLookup
 
 ForcedRun = Callable[[int], Sequence[int]]
-"""Returns up to so many tokens that must come next in an answer, as far as that is known."""
+"""Returns up to this many tokens that must come next in an answer, as far as that is known."""
 
 
 class ForcedTokens:

@@ -191,7 +191,7 @@ class Recorder:
         return OpenSpan(name, self.process, context, parent_id, take)
 
     def _take(self, stream: str, root_id: int | None, span: Span) -> None:
-        """`root_id`: the span is the root, which has that id, or a part of it."""
+        """Keeps a span that has ended. `root_id`: the id of the root, where the span is the root or a part of it."""
         spans = self._kept.get(stream)
         if spans is not None and len(spans) < MOST_SPANS:
             spans.append(span)

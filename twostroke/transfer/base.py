@@ -140,7 +140,7 @@ class PageTransport(abc.ABC):
 
     @abc.abstractmethod
     def reaches(self, endpoint: PageEndpoint) -> bool:
-        """Tells whether a peer's endpoint of this kind can be connected to from here."""
+        """Returns whether a peer's endpoint of this kind can be connected to from here."""
 
     @abc.abstractmethod
     async def connect(self, endpoint: PageEndpoint, deadline_s: float) -> Peer:

@@ -73,7 +73,7 @@ def hang_up(sock: socket.socket) -> None:
 
 
 def has_hung_up(sock: socket.socket) -> bool:
-    """Tells whether the other end of an idle connection is gone, or sends unasked."""
+    """Returns whether the other end of an idle connection is gone, or sends unasked."""
     try:
         sock.setblocking(False)
         socket.socket.recv(sock, 1, socket.MSG_PEEK)  # TlsSocket's own cannot peek

@@ -189,7 +189,7 @@ class Branch:
         return ()
 
     def draining(self) -> None:
-        """Begins nothing new."""
+        """Begins nothing new from now on: the worker drains, or ends."""
 
     def stop(self) -> None:
         """Ends its work: the worker takes no more calls."""

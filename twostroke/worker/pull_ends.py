@@ -163,9 +163,9 @@ class ServedInOtherForm(ServedPages, Protocol):
     def is_for_puller(
         self, offer: worker_pb2.PullerConversion, own_bytes: int, wanted: int, ready: Iterable[PageId]
     ) -> bool:
-        """Tells whether the puller is rather to convert pages of `own_bytes` each, as it offers.
+        """Returns whether the puller is rather to convert pages of `own_bytes` each, as it offers.
 
-        A pull wants so many pages, of which `ready` can be read now.
+        A pull wants this many pages, of which `ready` can be read now.
         """
 
 

@@ -15,7 +15,7 @@ class RequestValidator:
         self.epoch = epoch
         self.fingerprint = fingerprint
         self.kv_form = kv_form
-        """The form of the worker's pages, which is no reason to refuse it: others may convert theirs into it."""
+        """The form of the worker's pages, which is not a reason to refuse it: others may convert theirs into it."""
         self.is_draining = False
         self.lost: EngineLost | None = None
         """The error that ended the engine; every call is refused from then on."""

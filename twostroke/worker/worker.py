@@ -47,12 +47,12 @@ class RoleServices(RoleHandlers, PageJobs, abc.ABC):
 
 class BaseWorker(abc.ABC):
     BRANCHES: ClassVar[BranchTable]
-    """The table of the role."""
+    """The optional features of the role, each in a folder of its own."""
 
     def __init__(
         self, config: WorkerConfig, engine_state: EngineState | None = None, branches: BranchTable | None = None
     ) -> None:
-        """`engine_state` comes from an earlier epoch in this process. `branches` stands for the table of the role."""
+        """`engine_state` comes from an earlier epoch in this process. `branches` replaces the table of the role."""
         self._config = config
         self._table = self.BRANCHES if branches is None else branches
         self.engine_state = engine_state
@@ -178,10 +178,10 @@ class BaseWorker(abc.ABC):
         if host.validator.lost is not None:
             raise host.validator.lost
 
-    async def _until_lost(self, host: WorkerHost, role: RoleServices, use: Callable[[], Awaitable[object]]) -> None:
-        """Uses the engine. If it is lost meanwhile, the epoch ends, and open requests continue on other workers."""
+    async def _until_lost(self, host: WorkerHost, role: RoleServices, work: Callable[[], Awaitable[object]]) -> None:
+        """Runs work that uses the engine. If the engine is lost, the epoch ends; requests continue on other workers."""
         try:
-            await use()
+            await work()
         except EngineLost as error:
             await self._end_lost(host, role, error)
 

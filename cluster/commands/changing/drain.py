@@ -6,7 +6,7 @@ import argparse
 
 from cluster.clients import supervisor_access
 from cluster.ray import environment as ray_environment
-from cluster.ray.address import reachable
+from cluster.ray.address import ray_head_address
 from twostroke.base.errors import ConfigError
 
 DEADLINE_S = 30.0
@@ -65,7 +65,7 @@ def _drain_node(args: argparse.Namespace) -> int:
         raise ConfigError(
             "--node needs --address HOST:PORT of Ray's head, and takes no --restart and no --force", field="--node"
         )
-    address = reachable(args.address, min(args.deadline, HEAD_WAIT_S))
+    address = ray_head_address(args.address, min(args.deadline, HEAD_WAIT_S))
     ray_environment.for_joined_cluster()
     # Imported here, because Ray reads its environment when it is imported.
     from cluster.ray.node_drain import leave_node

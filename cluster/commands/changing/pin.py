@@ -22,15 +22,18 @@ from twostroke.config.duration import duration_s, duration_text
 from twostroke.rpc.v1 import inference_pb2, pins_pb2, pins_pb2_grpc
 
 ANSWER_S = 20.0
-"""Seconds for a router, which tokenizes the prefix and asks the supervisor."""
+"""Deadline of a call to a router, which tokenizes the prefix and calls the supervisor."""
 LOOK_S = 0.2
+"""Seconds between two questions whether a pin is ready."""
 MOST_BYTES = 900 << 10
 """Bytes of a prefix: the admin port takes a megabyte in all."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    add = actions.add_parser("add", help="compute a prefix now, and keep it; the same one again gets the new end")
+    add = actions.add_parser(
+        "add", help="compute a prefix now, and keep it; a pin of the same prefix only gets the new --expires"
+    )
     prefix = add.add_mutually_exclusive_group(required=True)
     prefix.add_argument("--system", metavar="TEXT", help="chats that begin with this system message")
     prefix.add_argument(
@@ -90,14 +93,17 @@ def _add(args: argparse.Namespace) -> int:
         counts = {"tokens": added.tokens, "pinned": added.pinned_tokens, "public": added.public_tokens}
         print(json.dumps({"pin_id": added.pin_id, **counts, "held": list(map(values_of, held))}))
     else:
-        print(_said(added, args.tenant))
+        print(_summary(added, args.tenant))
         _print_held(held)
     is_good = all(each.state != pins_pb2.PIN_STATE_FAILED and not _may_be_ready_soon(each) for each in held)
     return 0 if is_good or not wait_s else 1
 
 
 def _may_be_ready_soon(held: pins_pb2.HeldPin) -> bool:
-    """Says whether a worker computes the pin, or serves and has not answered yet."""
+    """Returns whether a worker computes the pin now, or serves but has not answered yet.
+
+    A worker that has not answered is away with a problem; one that does not serve is away without one.
+    """
     is_unanswered = held.state == pins_pb2.PIN_STATE_AWAY and bool(held.problem)
     return held.state == pins_pb2.PIN_STATE_COMPUTING or is_unanswered
 
@@ -119,8 +125,8 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _remove(args: argparse.Namespace) -> int:
-    ways = [args.id is not None, args.owner is not None, args.hints]
-    if sum(ways) != 1:
+    named = [args.id is not None, args.owner is not None, args.hints]
+    if sum(named) != 1:
         raise ConfigError("name one pin by its ID, or an --owner, or --hints", field="id")
     if args.id == "" or args.owner == "":
         raise ConfigError("the ID or the --owner is empty", field="id")
@@ -135,7 +141,7 @@ def _remove(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> pins_pb2.AddPinRequest:
-    """Raises ConfigError that names the flag."""
+    """Returns the call's request. Raises ConfigError that names the flag."""
     _check_text({
         "--system": args.system, "--text": args.text, "--owner": args.owner, "--tenant": args.tenant,
         "--cache-salt": args.cache_salt, "--workers": args.workers, "--model": args.model,
@@ -163,15 +169,15 @@ def _request(args: argparse.Namespace) -> pins_pb2.AddPinRequest:
     return request
 
 
-def _put_workers(request: pins_pb2.AddPinRequest, said: str) -> None:
-    if said.isdecimal():
-        if len(said) > 4 or not 0 < int(said) <= 1024:
-            raise ConfigError(f"--workers must be from 1 to 1024 of each role, got {said[:40]}", field="--workers")
-        request.per_role = int(said)
+def _put_workers(request: pins_pb2.AddPinRequest, value: str) -> None:
+    if value.isdecimal():
+        if len(value) > 4 or not 0 < int(value) <= 1024:
+            raise ConfigError(f"--workers must be from 1 to 1024 of each role, got {value[:40]}", field="--workers")
+        request.per_role = int(value)
         return
-    names = said.split(",")
+    names = value.split(",")
     if not all(names):
-        raise ConfigError(f"--workers {said!r}: a name is empty", field="--workers")
+        raise ConfigError(f"--workers {value!r}: a name is empty", field="--workers")
     request.workers.extend(names)
 
 
@@ -195,13 +201,13 @@ def _chat(file: str) -> inference_pb2.Chat:
     return chat
 
 
-def _check_text(said: Mapping[str, str | None]) -> None:
-    """Raises ConfigError naming the first that is no text: bytes of a command line, or half of a surrogate pair."""
-    for name, text in said.items():
+def _check_text(by_flag: Mapping[str, str | None]) -> None:
+    """Raises ConfigError naming the first value that is not valid Unicode, as bytes on a command line need not be."""
+    for name, text in by_flag.items():
         try:
             (text or "").encode()
         except UnicodeEncodeError as error:
-            raise ConfigError(f"{name}: it is no text: {error}", field=name) from error
+            raise ConfigError(f"{name}: it is not text: {error}", field=name) from error
 
 
 def _read(flag: str, file: str) -> str:
@@ -210,23 +216,23 @@ def _read(flag: str, file: str) -> str:
     except OSError as error:
         raise ConfigError(f"{flag} {file}: {error.strerror}", field=flag) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{flag} {file}: it is no text: {error}", field=flag) from error
+        raise ConfigError(f"{flag} {file}: it is not text: {error}", field=flag) from error
 
 
-def _duration(flag: str, said: str) -> float:
+def _duration(flag: str, value: str) -> float:
     try:
-        return duration_s(said)
+        return duration_s(value)
     except ValueError as error:
         raise ConfigError(f"{flag}: {error}", field=flag) from error
 
 
-def _bytes(said: str) -> int:
+def _bytes(value: str) -> int:
     try:
-        size = memory_bytes(said)
+        size = memory_bytes(value)
     except ValueError as error:
         raise ConfigError(f"--max-bytes: {error}", field="--max-bytes") from error
     if not size:
-        raise ConfigError(f"--max-bytes must be at least 1 byte, got {said}", field="--max-bytes")
+        raise ConfigError(f"--max-bytes must be at least 1 byte, got {value}", field="--max-bytes")
     return size
 
 
@@ -237,7 +243,7 @@ def _call(access: AdminAccess, method: str, request: Message) -> Any:
 # Output
 
 
-def _said(added: pins_pb2.AddPinResponse, tenant: str) -> str:
+def _summary(added: pins_pb2.AddPinResponse, tenant: str) -> str:
     beyond = added.tokens - added.pinned_tokens
     rest = f"; {beyond} beyond the last full block are not" if beyond else ""
     if added.public_tokens >= added.pinned_tokens:

@@ -23,11 +23,11 @@ def run(args: argparse.Namespace) -> int:
     if args.auto and says_counts:
         raise ConfigError("--auto excludes --prefill and --decode: the planner decides", field="--auto")
     if says_counts or args.auto:
-        said = supervisor.ask(args, "scale", prefill=args.prefill, decode=args.decode, automatic=args.auto)
+        status = supervisor.ask(args, "scale", prefill=args.prefill, decode=args.decode, automatic=args.auto)
     else:
-        said = supervisor.ask(args, "scaling")
+        status = supervisor.ask(args, "scaling")
     if args.json:
-        print(json.dumps(said))
+        print(json.dumps(status))
     else:
-        print("\n".join(ScalingStatus(**said).lines()))
+        print("\n".join(ScalingStatus(**status).lines()))
     return 0

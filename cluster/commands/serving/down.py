@@ -11,7 +11,7 @@ import time
 from cluster.clients import state_file
 from cluster.flags.parser import add_pid
 from cluster.ray import environment as ray_environment
-from cluster.ray.address import reachable
+from cluster.ray.address import ray_head_address
 from twostroke.base.errors import PeerLost
 
 POLL_S = 0.05
@@ -50,7 +50,7 @@ def _stop_server(state: state_file.ServeState, timeout_s: float) -> int:
 
 
 def _remove_fleet(address: str, timeout_s: float) -> int:
-    address = reachable(address)
+    address = ray_head_address(address)
     ray_environment.for_joined_cluster()
     # Imported here, because Ray reads its environment when it is imported.
     import ray

@@ -123,10 +123,10 @@ def _public(entry: KeyEntry) -> dict[str, object]:
     return {name: value for name, value in dataclasses.asdict(entry).items() if name != "sha256"}
 
 
-def _when(said: str | None) -> str | None:
-    days = _DAYS.fullmatch(said or "")
+def _when(value: str | None) -> str | None:
+    days = _DAYS.fullmatch(value or "")
     if days is None:
-        return said
+        return value
     return (datetime.now(UTC) + timedelta(days=int(days[1]))).isoformat(timespec="seconds")
 
 
@@ -134,7 +134,7 @@ def _read(path: Path) -> KeyFile:
     try:
         return parse_keys(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"--file {path}: {reason}", field="--file") from error
 
 

@@ -111,7 +111,7 @@ class PinDelivery:
         return reply
 
     def absent(self, pin: pins_pb2.Pin, holder: PinHolder) -> pins_pb2.HeldPin:
-        """A pin that a worker is to hold and does not, with the reason."""
+        """Describes a pin that this worker should hold and does not, with the reason."""
         problem = self._problems.get((holder.worker_id, pin.pin_id), "")
         unanswered = "" if holder.serving is None else self._unanswered.get(holder.worker_id, "")
         return absent(pin, holder.worker_id, problem, unanswered)

@@ -83,7 +83,7 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
     async def List(  # noqa: N802
         self, request: pins_pb2.ListPinsRequest, context: Context
     ) -> pins_pb2.ListPinsResponse:
-        """What every worker says of its pins, and the pins that workers shall hold and do not.
+        """Returns what every worker reports of its pins, and the pins that workers should hold and do not.
 
         It has the cache hints only where they are asked for, `MOST_LISTED_HINTS` of them; each worker says how many.
         """
@@ -114,7 +114,7 @@ class FleetPins(pins_pb2_grpc.PinsServicer):
         await asyncio.gather(self._delivery.stop(), *tasks, return_exceptions=True)
 
     async def _whole(self, change: Coroutine[Any, Any, Reply]) -> Reply:
-        """Carry out a change to its end, also if the caller goes away meanwhile."""
+        """Carries out a change to its end, even if the caller disconnects meanwhile."""
         task = asyncio.create_task(change)
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)

@@ -37,8 +37,10 @@ class PinHolder(NamedTuple):
 
 
 def stored_pins(store: MessageStore) -> StoredMessages[pins_pb2.Pin]:
-    """A pin says which tokens its blocks have, and a worker that holds it computes these blocks. Those of a damaged pin
-    would lie under hashes of other tokens.
+    """Returns the pins that are stored. A damaged one is not read.
+
+    A worker computes the blocks of a pin from the tokens that the pin lists. Damaged tokens would be stored under the
+    hashes of other tokens.
     """
     remedy = "`twostroke pin add` with the same prefix brings it back"
     return StoredMessages(store, "pin", pins_pb2.Pin, lambda pin: pin.pin_id, remedy)
@@ -115,7 +117,7 @@ class WantedPins:
                 log.warning("expired pin not deleted pin=%s error=%s", pin_id, error.message)
 
     def check_room(self, pin: pins_pb2.Pin) -> None:
-        """Raises InvalidRequest for what is no pin, PinRefused where the fleet has too many."""
+        """Raises InvalidRequest for what is not a pin, PinRefused where the fleet has too many."""
         if PIN_ID.fullmatch(pin.pin_id) is None or len(pin.block_hashes) < HASH_BYTES:
             raise InvalidRequest("a pin needs an id of hexadecimal digits, and a block", field="pin_id")
         all_pins = self._pins | {pin_id: new.pin for pin_id, new in self._new_pins.items()}
@@ -135,7 +137,7 @@ def lies_at(pin: pins_pb2.Pin, holder: PinHolder) -> bool:
 
 
 def choose_workers(request: pins_pb2.PutPinRequest, holders: Sequence[PinHolder]) -> None:
-    """Writes into the pin where it is to lie. Raises InvalidRequest or NotFound for what is no worker."""
+    """Writes into the pin where it is to lie. Raises InvalidRequest or NotFound for what is not a worker."""
     pin = request.pin
     if request.per_role:
         if pin.workers:
@@ -160,7 +162,7 @@ def source_for(pin: pins_pb2.Pin, holder: PinHolder, serving: Sequence[PinHolder
 
 
 def absent(pin: pins_pb2.Pin, worker_id: str, problem: str = "", unanswered: str = "") -> pins_pb2.HeldPin:
-    """A pin at a worker that does not hold it: it is away, or has not answered, or has refused it (`problem`)."""
+    """Describes a pin at a worker that does not hold it: it is away, did not answer or refused it (`problem`)."""
     return pins_pb2.HeldPin(
         worker_id=worker_id,
         pin_id=pin.pin_id,

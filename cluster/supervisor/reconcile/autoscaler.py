@@ -73,7 +73,7 @@ class Autoscaler:
         self._block_size = report.block_size or 1
 
     async def run(self, placed_workers: Callable[[], list[PlacedWorker]]) -> None:
-        """Observe and decide until cancelled, where scaling is configured."""
+        """Observes and decides until it is cancelled, where scaling is configured."""
         while self._spec.scales:
             await asyncio.sleep(self._spec.scaling.tick_s)
             try:

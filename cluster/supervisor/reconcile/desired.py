@@ -62,7 +62,7 @@ class DesiredFleet:
         return self._state.slots[worker_id].role
 
     def shall_switch(self, worker_id: str) -> bool:
-        """Whether the worker serves in another role than it should."""
+        """Returns whether the worker serves in another role than it should."""
         return self._fleet.worker(worker_id).role is not self.role(worker_id)
 
     def shall_sleep(self, worker_id: str) -> bool:
@@ -102,7 +102,7 @@ class DesiredFleet:
         ]
 
     def others_take_requests(self, worker_id: str, role: Role, busy: Collection[str]) -> bool:
-        """Tells whether another worker of this role takes new requests, with the weights that they go to, and stays."""
+        """Returns whether another worker of this role stays and takes new requests, with the weights that they need."""
         return any(
             self._checkpoint(name, busy) == self._state.weights.routed and self._fleet.worker(name).role is role
             for name in self._staying()

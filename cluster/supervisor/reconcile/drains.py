@@ -86,7 +86,7 @@ class Drains:
         return await asyncio.shield(self._begin(worker_id, deadline_s, tasks))
 
     def lingers(self, worker_id: str) -> bool:
-        """Whether a drain has not ended. A worker that serves meanwhile does so in the epoch before."""
+        """Returns whether a drain has not ended. A worker that serves meanwhile does so in the epoch before."""
         return worker_id in self._running
 
     async def until_over(self, worker_id: str) -> None:
@@ -118,15 +118,15 @@ class Drains:
         return False
 
     def switches(self, worker_id: str) -> bool:
-        """Whether the next epoch begins in the same process."""
+        """Returns whether the next epoch begins in the same process."""
         return self._backend.after_drain(worker_id) is AfterDrain.SWITCH_ROLE
 
     def sleeps(self, worker_id: str) -> bool:
-        """Whether the process stays without an epoch."""
+        """Returns whether the process stays without an epoch."""
         return self._backend.after_drain(worker_id) is AfterDrain.SLEEP
 
     def _returns(self, worker_id: str) -> bool:
-        """Whether it drains and a new epoch of the same role follows."""
+        """Returns whether it drains and a new epoch of the same role follows."""
         return self._backend.after_drain(worker_id) is AfterDrain.RESTART
 
     def _begin(self, worker_id: str, deadline_s: float, tasks: asyncio.TaskGroup) -> asyncio.Task[int]:

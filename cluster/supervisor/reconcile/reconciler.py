@@ -71,7 +71,7 @@ class Reconciler:
             begin(worker_id, self._switch(worker_id, tasks), tasks)
 
     def _can_be_spared(self, worker_id: str) -> bool:
-        """Tells whether the fleet can serve without the worker: only decode workers generate."""
+        """Returns whether the fleet can serve without the worker: only decode workers generate."""
         if self._parts.fleet.worker(worker_id).role is Role.PREFILL:
             return True
         return self._parts.desired.others_take_requests(worker_id, Role.DECODE, self._parts.changes.busy)

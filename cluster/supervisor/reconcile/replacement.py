@@ -43,9 +43,10 @@ def check_replacement(served: ModelConfig, now: str, wanted: str, fingerprints: 
     known, new = _config(before), _config(after)
     differing = sorted(key for key in known.keys() | new.keys() if known.get(key) != new.get(key))
     if differing:
-        said = "; ".join(f"{key} is {new.get(key)!r}, not {known.get(key)!r}" for key in differing[:3])
+        differences = "; ".join(f"{key} is {new.get(key)!r}, not {known.get(key)!r}" for key in differing[:3])
         raise ConfigError(
-            f"{wanted} is another model than {now}: {said}. Only weights can be reloaded: start another cluster for it",
+            f"{wanted} is another model than {now}: {differences}. Only weights can be reloaded: start another "
+            "cluster for it",
             field="model",
         )
     if _read(before / TOKENIZER) != _read(after / TOKENIZER):
@@ -58,7 +59,7 @@ def check_replacement(served: ModelConfig, now: str, wanted: str, fingerprints: 
 
 
 def _check_loaded_tokenizer(directory: Path, fingerprints: Sequence[str]) -> None:
-    """A directory that is loaded again may have been written anew: routers would refuse every worker that loads it."""
+    """Raises ConfigError where the directory has another tokenizer by now: routers would refuse such workers."""
     tokenizer = tokenizer_field(directory)
     having = sum(is_of(tokenizer, fingerprint) for fingerprint in fingerprints)
     if 2 * having < len(fingerprints):

@@ -30,7 +30,7 @@ class LoadedWorker:
 
 
 def has_enough(workers: Sequence[LoadedWorker], role: Role, wanted: Checkpoint) -> bool:
-    """Tells whether half of a role's workers have these weights, or none of them serves others."""
+    """Returns whether half of a role's workers have these weights, or none of them serves others."""
     checkpoints = [each.checkpoint for each in workers if each.role is role]
     new = checkpoints.count(wanted)
     old = len(checkpoints) - new - checkpoints.count(None)
@@ -82,7 +82,7 @@ def last_decode_worker(workers: Sequence[LoadedWorker]) -> str | None:
 
 
 def is_changing(workers: Iterable[LoadedWorker], weights: Weights) -> bool:
-    """Tells whether workers have to begin anew, or requests have to go elsewhere, before a reload is over."""
+    """Returns whether workers have to begin anew, or requests have to go elsewhere, before a reload is over."""
     loaded = (each.checkpoint for each in workers)
     return weights.wanted != weights.routed or any(each not in (None, weights.wanted) for each in loaded)
 

@@ -39,7 +39,7 @@ class ContentBlocks:
     def add(self, part: Part) -> None:
         """Keeps a part for `whole`."""
         if self._goes_on(part) or self._opens(part):
-            self._blocks[-1].pieces.append(_said(part))
+            self._blocks[-1].pieces.append(_text_of(part))
 
     def events(self, part: Part) -> str:
         """Returns the events that tell a client of a part."""
@@ -49,8 +49,8 @@ class ContentBlocks:
             if not self._opens(part):
                 return ""
             begun = ended + self._begin(part)
-        said = _said(part)
-        return f"{begun}{self._head}{quoted(said)}}}}}\n\n" if said else begun
+        text = _text_of(part)
+        return f"{begun}{self._head}{quoted(text)}}}}}\n\n" if text else begun
 
     def end(self) -> str:
         """Returns the events that end the open block, if there is one."""
@@ -107,7 +107,7 @@ class ContentBlocks:
                 return _call(call, _arguments(text))
 
 
-def _said(part: Part) -> str:
+def _text_of(part: Part) -> str:
     return part.arguments if isinstance(part, ToolCallPart) else part.text
 
 

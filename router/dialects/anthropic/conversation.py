@@ -53,10 +53,10 @@ class ConversationBuilder:
         """Adds a system prompt. A message with only the billing header adds nothing."""
         texts, keep_s = [], None
         for block, at in _blocks(system, name):
-            said = _text(block, at)
-            text = without_billing_header(said)
-            self.had_billing_header = self.had_billing_header or text != said
-            if text or not said:
+            whole = _text(block, at)
+            text = without_billing_header(whole)
+            self.had_billing_header = self.had_billing_header or text != whole
+            if text or not whole:
                 texts.append(text)
                 keep_s = _keep_s(block, at, keep_s)
         if texts:

@@ -58,9 +58,9 @@ def model_page(models: Sequence[ListedModel], query: Mapping[str, str]) -> Json:
     return {"data": [model.info for model in page], "has_more": has_more, "first_id": first, "last_id": last}
 
 
-def _limit(said: str) -> int:
-    if not said:
+def _limit(value: str) -> int:
+    if not value:
         return DEFAULT_LIMIT
-    if not (said.isascii() and said.isdecimal() and len(said) < 10 and 1 <= int(said) <= MOST_LIMIT):
-        raise InvalidRequest(f"limit must be a number from 1 to {MOST_LIMIT}, got {shown(said)}", field="limit")
-    return int(said)
+    if not (value.isascii() and value.isdecimal() and len(value) < 10 and 1 <= int(value) <= MOST_LIMIT):
+        raise InvalidRequest(f"limit must be a number from 1 to {MOST_LIMIT}, got {shown(value)}", field="limit")
+    return int(value)

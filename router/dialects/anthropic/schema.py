@@ -92,7 +92,7 @@ class _MessagesFields(Body):
 
     @property
     def user(self) -> str:
-        """The user's id, or its digest where it is no id that a log may have."""
+        """The user's id, or its digest where it is not an id that a log may have."""
         user = None if self.metadata is None else self.metadata.get("user_id")
         if user is None:
             return ""
@@ -208,7 +208,7 @@ def openai_choice(choice: Any) -> str | dict[str, Any] | None:
 
 
 def is_parallel(choice: Any) -> bool:
-    """Tells whether an answer may have several calls."""
+    """Returns whether an answer may have several calls."""
     return not (isinstance(choice, Mapping) and choice.get("disable_parallel_tool_use") is True)
 
 

@@ -102,13 +102,13 @@ def _message_of(entry: inference_pb2.ChatMessage) -> dict[str, Any]:
     return {"role": entry.role, "content": entry.content, **({"tool_calls": calls} if calls else {}), **given}
 
 
-def _tool_choice(said: str) -> Any:
-    return _json_of(said, "tool_choice") if said.startswith("{") else said or None
+def _tool_choice(value: str) -> Any:
+    return _json_of(value, "tool_choice") if value.startswith("{") else value or None
 
 
-def _json_of(said: str, field: str) -> Any:
+def _json_of(value: str, field: str) -> Any:
     """Returns the value of a JSON text. None: it is empty."""
-    return parse_json_text(said, field) if said else None
+    return parse_json_text(value, field) if value else None
 
 
 def _hints_of(chat: inference_pb2.Chat, whole_s: float | None) -> tuple[MessageHint, ...]:

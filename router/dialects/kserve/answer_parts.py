@@ -58,11 +58,11 @@ class Outputs:
 
     @property
     def is_long(self) -> bool:
-        """Tells whether a response with all of them takes more than some milliseconds to make."""
+        """Whether a response with all of them takes more than some milliseconds to make."""
         tokens = sum(len(choice.tokens) for choice in self.choices)
         return tokens * (1 + self._request.options.shown_logprobs) > LONG_BODY
 
-    def said(self) -> list[tuple[str, Values]]:
+    def by_name(self) -> list[tuple[str, Values]]:
         """Returns names and values of a response's outputs; a value for each choice."""
         return [(name, self._values(name, self.choices)) for name in self._request.outputs]
 

@@ -183,7 +183,9 @@ def read_field(name: str, value: Any, *, may_be_unknown: bool) -> Any:
         return read(name, value)
     is_harmless = _HARMLESS.get(name) or HARMLESS.get(name)
     if is_harmless is None and not may_be_unknown:
-        raise InvalidRequest(f"{shown(name)} is no input and no sampling parameter of this server", field=name[:100])
+        raise InvalidRequest(
+            f"{shown(name)} is neither an input nor a sampling parameter of this server", field=name[:100]
+        )
     if is_harmless is not None and not is_harmless(value):
         instead = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
         raise UnsupportedFeature(f"{name} is not supported by this server{instead}", field=name)

@@ -110,7 +110,7 @@ class InferReply:
     def response(self) -> kserve_pb2.ModelInferResponse:
         """Returns what has been added since the last response."""
         response = self._head()
-        for name, values in self._outputs.said():
+        for name, values in self._outputs.by_name():
             output = response.outputs.add(name=name, datatype=OUTPUT_TYPES[name], shape=[len(values)])
             if self._request.is_raw:
                 response.raw_output_contents.append(raw_output(OUTPUT_TYPES[name], values))
@@ -190,7 +190,7 @@ def _fill(contents: kserve_pb2.InferTensorContents, datatype: str, values: Value
 
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    """Returns the number that begins there, and where it ends. Of what is no number it returns anything."""
+    """Returns the number that begins there, and where it ends. Of what is not a number it returns anything."""
     number = 0
     for index, byte in enumerate(raw[at : at + 10]):
         number |= (byte & 0x7F) << 7 * index

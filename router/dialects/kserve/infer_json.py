@@ -51,8 +51,8 @@ def parse_infer_json(body: Mapping[str, Any]) -> KServeRequest:
         )
     )
     by_default = flag("binary_data_output", parameters.get("binary_data_output") or False)
-    said = {text_of(output, "name"): _is_binary(output, by_default) for output in outputs}
-    binary = frozenset(name for name in request.outputs if said.get(name, by_default))
+    named = {text_of(output, "name"): _is_binary(output, by_default) for output in outputs}
+    binary = frozenset(name for name in request.outputs if named.get(name, by_default))
     return request.model_copy(update={"binary_outputs": binary})
 
 
@@ -72,7 +72,7 @@ class InferJsonReply:
 
     def body(self) -> Json | JsonWithBytes:
         outputs, parts = [], []
-        for name, values in self._outputs.said():
+        for name, values in self._outputs.by_name():
             entry, part = self._output(name, values)
             outputs.append(entry)
             parts.append(part)
@@ -146,11 +146,11 @@ def _binary_size(name: str, tensor: Mapping[str, Any]) -> int | None:
 
 
 def _is_binary(output: Mapping[str, Any], by_default: bool) -> bool:
-    """Tells whether an output that the client names goes behind the JSON."""
+    """Returns whether an output that the client names goes behind the JSON."""
     name, parameters = text_of(output, "name"), object_of(output, "parameters")
     _check_place(name, parameters)
-    said = parameters.get("binary_data")
-    return by_default if said is None else flag(f"binary_data of output {name}", said)
+    value = parameters.get("binary_data")
+    return by_default if value is None else flag(f"binary_data of output {name}", value)
 
 
 def _check_place(name: str, parameters: Mapping[str, Any]) -> None:

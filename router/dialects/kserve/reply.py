@@ -37,10 +37,10 @@ class GenerateReply:
 
     def body(self) -> Json:
         if not self._request.details:
-            return {**self._head, **self._said()}
+            return {**self._head, **self._outputs_json()}
         (choice,) = self._outputs.choices
         logprobs = [self._token(token) for token in choice.tokens]
-        return {**self._head, **self._said(), "details": {**self._end(choice), "logprobs": logprobs}}
+        return {**self._head, **self._outputs_json(), "details": {**self._end(choice), "logprobs": logprobs}}
 
     def messages(self, event: TextEvent) -> str:
         """Returns one message, or "" where text is waited for. With details, each message has the token and its text,
@@ -50,7 +50,7 @@ class GenerateReply:
         choice = self._outputs.choices[event.choice]
         if choice.is_waited_for and not self._request.details:
             return ""
-        message = {**self._head, **self._said()}
+        message = {**self._head, **self._outputs_json()}
         if self._request.details and event.token is not None:
             message["token"] = self._token(event.token)
         if self._request.details and event.finish is not None and self._last is not None:
@@ -67,9 +67,9 @@ class GenerateReply:
     def beat(self) -> str:
         return ": going on\n\n"
 
-    def _said(self) -> Json:
+    def _outputs_json(self) -> Json:
         """Returns the outputs as a Triton server does: a list only where there are several values."""
-        return {name: values[0] if len(values) == 1 else list(values) for name, values in self._outputs.said()}
+        return {name: values[0] if len(values) == 1 else list(values) for name, values in self._outputs.by_name()}
 
     def _end(self, choice: ChoiceParts) -> Json:
         """Returns how an answer ended, and the tokens that it took."""

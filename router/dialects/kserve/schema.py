@@ -31,7 +31,7 @@ _ECHOING = frozenset({"stream", "sampling_parameters"})
 _LOGPROBS = frozenset({"cumulative_logprob", "logprobs"})
 """Outputs that need the tokens' logprobs."""
 _OF_BODY = frozenset({"parameters", "model", "version", "id"})
-"""Fields of a JSON body that are no inputs."""
+"""Fields of a JSON body that are not inputs."""
 
 
 BODY: Json = {
@@ -184,12 +184,12 @@ def _structured_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     return given
 
 
-def _streams(fields: Mapping[str, Any], said: bool | None) -> bool:
+def _streams(fields: Mapping[str, Any], stream_field: bool | None) -> bool:
     name = "stream" if "stream" in fields else "streaming"
     wanted = bool(fields.get(name))
-    if said is False and wanted:
+    if stream_field is False and wanted:
         raise InvalidRequest(f"{name}: this endpoint gives whole answers; generate_stream streams", field=name)
-    return wanted if said is None else said
+    return wanted if stream_field is None else stream_field
 
 
 def _outputs(received: Received, fields: Mapping[str, Any], is_vllm: bool) -> tuple[str, ...]:

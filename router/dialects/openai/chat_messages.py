@@ -21,7 +21,7 @@ _TYPED = {"type": "function"}
 
 
 def checked_tools(tools: Any) -> Sequence[Any]:
-    """Returns a list of tools, empty where there is none. Raises InvalidRequest for what is no list, or too long."""
+    """Returns a list of tools, empty where there is none. Raises InvalidRequest for what is not a list, or too long."""
     if tools is not None and (not isinstance(tools, list) or len(tools) > MAX_TOOLS):
         raise InvalidRequest(f"tools must be a list of at most {MAX_TOOLS} tools", field="tools")
     return tools or ()

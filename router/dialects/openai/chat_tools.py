@@ -21,7 +21,7 @@ _CHOICES = {**ANTHROPIC_CHOICES, "tool": '{"type": "function", "function": {"nam
 @dataclass(frozen=True, slots=True)
 class ChatTools:
     functions: Any
-    """All tools as functions; what is no tool stands as the client sent it."""
+    """All tools as functions; what is not a tool stands as the client sent it."""
     choice: Any
     """The choice among functions, or what the client sent."""
     custom_names: frozenset[str] = frozenset()
@@ -100,8 +100,8 @@ def _allowed(choice: Json, known: Collection[Any]) -> tuple[Collection[Any], str
     allowed = choice.get("allowed_tools")
     if allowed is None and "tools" in choice:
         form = '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}'
-        said = f"in a chat mode and tools stand in an object: {form}; only /v1/responses has them beside the type"
-        raise InvalidRequest(f"tool_choice: {said}", field="tool_choice")
+        reason = f"in a chat mode and tools stand in an object: {form}; only /v1/responses has them beside the type"
+        raise InvalidRequest(f"tool_choice: {reason}", field="tool_choice")
     given = allowed if isinstance(allowed, dict) else {}
     tools, mode = given.get("tools"), given.get("mode")
     if not isinstance(tools, list) or not tools or mode not in ("auto", "required"):

@@ -23,7 +23,7 @@ SYNTAXES = ("lark", "regex")
 
 _OPENING = re.compile(r'\s*\{\s*"' + CUSTOM_INPUT + r'"\s*:\s*"')
 _LONGEST_OPENING = 256
-"""Characters within which arguments have begun the text, blanks included. Others are no text until they are whole."""
+"""Characters within which arguments have begun the text, blanks included. Others are not text until they are whole."""
 _HEX = "[0-9a-fA-F]"
 _HIGH, _LOW = r"\\u[dD][89abAB]", r"\\u[dD][c-fC-F]"
 _PAIR = f"{_HIGH}{_HEX}{{2}}{_LOW}{_HEX}{{2}}"
@@ -77,7 +77,7 @@ def custom_function(name: str, description: str | None, grammar: Json | None) ->
 
 
 def keeps_inputs(functions: Sequence[Mapping[str, Any]], custom_names: Collection[str]) -> bool:
-    """Tells whether inputs of custom tools are to be kept to a grammar."""
+    """Returns whether inputs of custom tools are to be kept to a grammar."""
     named = (tool["function"] for tool in functions if tool["function"]["name"] in custom_names)
     return any("pattern" in function["parameters"]["properties"][CUSTOM_INPUT] for function in named)
 

@@ -131,7 +131,7 @@ class OpenAIReply:
 
     @property
     def _is_plain(self) -> bool:
-        """Tells whether chunks of one choice differ in nothing but their text."""
+        """Whether chunks of one choice differ in nothing but their text."""
         wanted = self._request
         return not (
             wanted.has_parts
@@ -226,7 +226,7 @@ class OpenAIReply:
         return {"delta": {} if event.finish and not event.text else {"content": event.text}}
 
     def _is_held_back(self, event: TextEvent, part: Json) -> bool:
-        """Tells whether the chunk would say nothing: a parser, a stop string or half a character waits for more."""
+        """Returns whether the chunk would say nothing: a parser, a stop string or half a character waits for more."""
         wanted = self._request
         says_more = wanted.return_token_ids or wanted.options.logprobs is not None
         is_empty = not event.text if event.parts is None else not part.get("delta")
@@ -248,8 +248,8 @@ class OpenAIReply:
         whole: Json = {"index": index, "logprobs": None, "finish_reason": choice.finish_reason}
         if self._request.is_chat:
             parts, custom = self._parts_of(choice.parts), self._request.custom_names
-            said = message_of(parts, custom) if self._request.has_parts else {"content": text}
-            whole["message"] = {"role": "assistant", "refusal": None, **said}
+            content = message_of(parts, custom) if self._request.has_parts else {"content": text}
+            whole["message"] = {"role": "assistant", "refusal": None, **content}
         else:
             whole["text"] = self._prompt_of(index).text + text
         if self._request.options.logprobs is not None:

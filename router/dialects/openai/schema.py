@@ -103,14 +103,14 @@ def refuse_unsupported(values: Mapping[str, Any]) -> None:
     refuse(values, HARMLESS, "is not supported by this server")
 
 
-def refuse(values: Mapping[str, Any], harmless: Mapping[str, Callable[[Any], bool]], said: str) -> None:
-    """Raises UnsupportedFeature, with what is `said`, for a field that has no harmless value."""
+def refuse(values: Mapping[str, Any], harmless: Mapping[str, Callable[[Any], bool]], reason: str) -> None:
+    """Raises UnsupportedFeature, with this reason, for a field whose value is not harmless."""
     if harmless.keys().isdisjoint(values):
         return
     for name, is_harmless in harmless.items():
         value = values.get(name)
         if value is not None and not is_harmless(value):
-            raise UnsupportedFeature(f"{name} {said}", field=name)
+            raise UnsupportedFeature(f"{name} {reason}", field=name)
 
 
 def top_k_of(body: Mapping[str, Any], *unlimited: int) -> Any:

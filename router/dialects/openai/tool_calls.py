@@ -27,7 +27,7 @@ class MessageDeltas:
 
         A call's first piece has its id, type and name; what an event adds to one call is one entry.
         """
-        said = "".join(part.text for part in parts if isinstance(part, TextPart))
+        content = "".join(part.text for part in parts if isinstance(part, TextPart))
         calls: dict[int, Json] = {}
         for part in parts:
             if isinstance(part, ToolCallPart):
@@ -36,7 +36,7 @@ class MessageDeltas:
             for index, text in self._inputs.items():
                 self._add_input(calls, index, text.end())
         return {
-            **({"content": said} if said else {}),
+            **({"content": content} if content else {}),
             **_reasoning(parts),
             **({"tool_calls": list(calls.values())} if calls else {}),
         }
@@ -61,7 +61,7 @@ class MessageDeltas:
 
 def message_of(parts: Sequence[Part], custom_names: frozenset[str]) -> Json:
     """Returns the fields of a whole message. `custom_names`: names of custom tools."""
-    said = "".join(part.text for part in parts if isinstance(part, TextPart))
+    content = "".join(part.text for part in parts if isinstance(part, TextPart))
     arguments: dict[int, list[str]] = {}
     heads: dict[int, ToolCallPart] = {}
     for part in parts:
@@ -69,7 +69,7 @@ def message_of(parts: Sequence[Part], custom_names: frozenset[str]) -> Json:
             heads.setdefault(part.number, part)
             arguments.setdefault(part.number, []).append(part.arguments)
     calls = [_call(head, "".join(arguments[index]), custom_names) for index, head in heads.items()]
-    return {"content": said or None, **_reasoning(parts), **({"tool_calls": calls} if calls else {})}
+    return {"content": content or None, **_reasoning(parts), **({"tool_calls": calls} if calls else {})}
 
 
 def _call(head: ToolCallPart, arguments: str, custom_names: frozenset[str]) -> Json:

@@ -62,8 +62,8 @@ def read_tools(tools: Any, choice: Any) -> ResponseTools:
     if choice is None or choice in _MODES:
         return ResponseTools(known, choice or "auto")
     if not isinstance(choice, dict):
-        said = shown(choice) if isinstance(choice, str) else type(choice).__name__
-        wanted = f"one of {', '.join(_MODES)}, or an object with a type, got {said}"
+        got = shown(choice) if isinstance(choice, str) else type(choice).__name__
+        wanted = f"one of {', '.join(_MODES)}, or an object with a type, got {got}"
         raise InvalidRequest(f"tool_choice must be {wanted}", field="tool_choice")
     _refuse_other_forms(choice)
     kind = choice.get("type")
@@ -83,12 +83,12 @@ def _refuse_other_forms(choice: Json) -> None:
     if not isinstance(kind, str):
         return
     if kind in _CHOICES:
-        said = f"the type {kind} is of /v1/messages: here, send {_CHOICES[kind]}"
-        raise InvalidRequest(f"tool_choice: {said}", field="tool_choice")
+        reason = f"the type {kind} is of /v1/messages: here, send {_CHOICES[kind]}"
+        raise InvalidRequest(f"tool_choice: {reason}", field="tool_choice")
     if kind in ("function", "custom", "allowed_tools") and isinstance(choice.get(kind), dict):
         fields = '"mode": ..., "tools": [...]' if kind == "allowed_tools" else '"name": ...'
-        said = f'an object {kind} is of /v1/chat/completions: here, send {{"type": "{kind}", {fields}}}'
-        raise InvalidRequest(f"tool_choice: {said}", field="tool_choice")
+        reason = f'an object {kind} is of /v1/chat/completions: here, send {{"type": "{kind}", {fields}}}'
+        raise InvalidRequest(f"tool_choice: {reason}", field="tool_choice")
 
 
 def _allowed(known: Sequence[Json], choice: Json) -> ResponseTools:

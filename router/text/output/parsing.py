@@ -89,7 +89,7 @@ class Parsing:
 
 
 class _InOrder:
-    """Looks for calls in what is no reasoning."""
+    """Looks for calls in what is not reasoning."""
 
     def __init__(self, reasoning: OutputParser, calls: OutputParser) -> None:
         self._reasoning = reasoning

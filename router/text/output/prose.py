@@ -11,7 +11,7 @@ MAX_SPACE = 64
 class MarkMatcher:
     """Finds marks in text that comes one character at a time.
 
-    The first character of each mark is nowhere else in it. So where text turns out to be no mark, another mark can
+    The first character of each mark is nowhere else in it. So where text turns out not to be a mark, another mark can
     begin at its last character at the earliest.
     """
 
@@ -23,7 +23,7 @@ class MarkMatcher:
         """The beginning of a mark with which the text ends."""
 
     def take(self, char: str) -> tuple[str, str]:
-        """Returns what is no mark, of what was held back and `char`; and the mark that ends here, or ""."""
+        """Returns what is not a mark, of what was held back and `char`; and the mark that ends here, or ""."""
         held = self.held + char
         if held in self._marks:
             self.held = ""

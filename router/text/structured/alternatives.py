@@ -70,7 +70,7 @@ class Alternatives:
         return all(self._are_disjoint(one, other, MOST_DEPTH) for one, other in pairs)
 
     def _are_disjoint(self, one: Any, other: Any, depth: int) -> bool:
-        """Tells whether it is known that no value matches both."""
+        """Returns whether it is known that no value matches both."""
         self._left -= 1
         if depth == 0 or self._left < 0:
             return False
@@ -108,12 +108,12 @@ class Alternatives:
         return facts
 
 
-def _with_discriminator(options: Sequence[Any], said: Any) -> list[Any] | None:
+def _with_discriminator(options: Sequence[Any], discriminator: Any) -> list[Any] | None:
     """Returns the alternatives with the property that OpenAPI's keyword names, which it asks for.
 
     None: it names none. Without its property an object might match two alternatives.
     """
-    name = said.get("propertyName") if isinstance(said, Mapping) else None
+    name = discriminator.get("propertyName") if isinstance(discriminator, Mapping) else None
     return [{"allOf": [option, {"required": [name]}]} for option in options] if isinstance(name, str) else None
 
 
@@ -132,8 +132,8 @@ def _add(facts: _Facts, schema: Mapping[str, Any]) -> None:
 
 
 def _types_of(schema: Mapping[str, Any]) -> frozenset[str]:
-    said = schema.get("type")
-    names = [said] if isinstance(said, str) else said if isinstance(said, list) else []
+    types = schema.get("type")
+    names = [types] if isinstance(types, str) else types if isinstance(types, list) else []
     if not names or not all(isinstance(name, str) and name in _TYPES for name in names):
         return _ANY
     return frozenset().union(*(_TYPES[name] for name in names))

@@ -82,7 +82,7 @@ class _Closings:
             _close_array(schema)
 
     def _is_joint(self, schema: Schema) -> bool:
-        """Tells whether several schemas must match at once, each of which may name properties."""
+        """Returns whether several schemas must match at once, each of which may name properties."""
         alone = ("properties" in schema) + ("$ref" in schema) + len(listed(schema, "allOf"))
         return alone + sum(bool(listed(schema, key)) for key in ("anyOf", "oneOf")) > 1
 
@@ -118,7 +118,7 @@ class _Closings:
     def _applied(self, schema: Any) -> Iterator[Any]:
         for key in _TOGETHER:
             yield from listed(schema, key)
-        if isinstance(schema, dict) and "$ref" in schema:  # an alternative may be no schema at all
+        if isinstance(schema, dict) and "$ref" in schema:  # an alternative need not be a schema at all
             yield schema_at(self._root, schema["$ref"])
 
 

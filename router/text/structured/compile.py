@@ -127,7 +127,7 @@ def _walk(matcher: LLMatcher, tokenizer: LLTokenizer, place: float) -> int:
 
 
 def _may_end(matcher: LLMatcher, tokenizer: LLTokenizer) -> bool:
-    """Tells whether the text matches, alone or with an end token that the grammar names."""
+    """Returns whether the text matches, alone or with an end token that the grammar names."""
     ended = matcher.deep_copy()
     return bool(matcher.is_accepting() or (ended.consume_token(tokenizer.eos_token) and ended.is_accepting()))
 
@@ -136,8 +136,8 @@ def _dead_end(text: str) -> str:
     return f"has a dead end: nothing may follow {shown(text)}" if text else "matches no text at all"
 
 
-def _of_library(output: StructuredOutput, said: str) -> Refusal:
-    cause = _cause(said)
+def _of_library(output: StructuredOutput, message: str) -> Refusal:
+    cause = _cause(message)
     if cause == "oneOf" and output.kind == "json":
         schema = checked_schema(json.loads(output.body), output.field, is_strict=output.is_strict)
         places = [str(place) for place, each in schemas_in(schema) if "oneOf" in each]
@@ -145,21 +145,21 @@ def _of_library(output: StructuredOutput, said: str) -> Refusal:
         return _refusal(
             cause, output, f'"oneOf" is supported only where no value can match two of its alternatives; see {shown}'
         )
-    return _refusal(cause, output, _plain(said))
+    return _refusal(cause, output, _plain(message))
 
 
-def _cause(said: str) -> str:
+def _cause(message: str) -> str:
     for pattern, cause in _CAUSES:
-        if (matched := re.search(pattern, said)) is not None:
+        if (matched := re.search(pattern, message)) is not None:
             return cause or (matched[1] if matched[1] in UNSUPPORTED else "other")
     return "syntax"
 
 
-def _plain(said: str) -> str:
+def _plain(message: str) -> str:
     """Returns llguidance's error in one line, without the listing below it."""
-    if said.startswith("panic"):
+    if message.startswith("panic"):
         return "the grammar is too large"
-    lines = said.splitlines()
+    lines = message.splitlines()
     first = re.sub(r"^at 1\(8\): |:? ?regex parse error:$|:$", "", lines[0]) or "invalid regex"
     reasons = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return without_middle(": ".join([first, *reasons[:1]]), MOST_ERROR_CHARS)
@@ -167,7 +167,7 @@ def _plain(said: str) -> str:
 
 def _refusal(cause: str, output: StructuredOutput, problem: str) -> Refusal:
     kind = UnsupportedFeature if cause not in ("syntax", "unsatisfiable", "size") else InvalidRequest
-    said = (
+    message = (
         f"{output.field} {problem}" if problem.startswith(("is ", "matches ", "has ")) else f"{output.field}: {problem}"
     )
-    return Refusal(cause, kind(said, field=output.field))
+    return Refusal(cause, kind(message, field=output.field))

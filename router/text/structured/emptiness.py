@@ -18,7 +18,7 @@ _INSIDE = ("additionalItems", "additionalProperties", "items", "allOf", "anyOf",
 
 
 def is_endless(root: Any, schemas: Iterable[Schema]) -> bool:
-    """Tells whether it is known that no value of finite length matches. `schemas`: all of the document."""
+    """Returns whether it is known that no value of finite length matches. `schemas`: all of the document."""
     return any(schema is root for schema in _endless(root, list(schemas)))
 
 
@@ -29,13 +29,13 @@ def forbid_endless(root: Any, schemas: Iterable[Schema]) -> None:
         return
     for schema in listed:
         for keyword in _INSIDE:
-            said = schema.get(keyword)
-            if id(said) in endless:
+            inside = schema.get(keyword)
+            if id(inside) in endless:
                 schema[keyword] = False
-            elif isinstance(said, list):
-                schema[keyword] = [False if id(each) in endless else each for each in said]
-            elif isinstance(said, dict) and keyword in ("patternProperties", "properties"):
-                schema[keyword] = {name: False if id(each) in endless else each for name, each in said.items()}
+            elif isinstance(inside, list):
+                schema[keyword] = [False if id(each) in endless else each for each in inside]
+            elif isinstance(inside, dict) and keyword in ("patternProperties", "properties"):
+                schema[keyword] = {name: False if id(each) in endless else each for name, each in inside.items()}
 
 
 def _endless(root: Any, listed: Sequence[Schema]) -> list[Schema]:
@@ -50,7 +50,7 @@ def _endless(root: Any, listed: Sequence[Schema]) -> list[Schema]:
 
 
 def _is_finite(schema: Schema, root: Any, finite: set[int]) -> bool:
-    """Tells whether some value may match, given the schemas that are known to have one."""
+    """Returns whether some value may match, given the schemas that are known to have one."""
 
     def can(part: Any) -> bool:
         return part is not False and (not isinstance(part, dict) or id(part) in finite)

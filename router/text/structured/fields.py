@@ -90,9 +90,9 @@ def _by_format(wanted: Any, field: str, *, is_nested: bool = True) -> Structured
             name = f"{field}.json_schema" if is_nested else field
             return _by_schema(wanted.get("json_schema") if is_nested else wanted, name)
         case other:
-            said = shown(other) if isinstance(other, str) else json.dumps(other)[:40]
+            got = shown(other) if isinstance(other, str) else json.dumps(other)[:40]
             raise UnsupportedFeature(
-                f"{field}.type must be text, json_object or json_schema, got {said}", field=f"{field}.type"
+                f"{field}.type must be text, json_object or json_schema, got {got}", field=f"{field}.type"
             )
 
 

@@ -55,7 +55,10 @@ def _without(*keywords: str) -> Callable[[Any, Schema], bool]:
 
 
 def _counts_required(least: Any, schema: Schema) -> bool:
-    """Whether the required properties and one other are enough: names that are not required may repeat one another."""
+    """Returns whether the required properties and one other are enough.
+
+    Names that are not required may repeat one another.
+    """
     required = schema.get("required")
     named = len(set(map(str, required))) if isinstance(required, list) else 0
     return isinstance(least, int) and least <= named + 1

@@ -26,7 +26,7 @@ class StructuredOutput:
     is_open: bool = False
     """Objects may have properties that their schema does not name, unless it forbids them."""
     otherwise: StructuredOutput | None = None
-    """What is kept to instead where this cannot be: a wish of the client's that is no promise."""
+    """What is kept to instead where this cannot be: a wish of the client's that is not a promise."""
 
     def __post_init__(self) -> None:
         if len(self.body) > MAX_GRAMMAR_CHARS:

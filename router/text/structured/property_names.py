@@ -1,6 +1,7 @@
-"""Finds objects whose answers could run into a dead end behind a comma: no name of a further property is left.
+"""Refuses schemas of objects in which an answer can get stuck: after a comma no property name may follow.
 
-A pattern may match no name at all, or none but those that the schema names. llguidance permits the comma all the same.
+That happens where a pattern of `patternProperties` matches no name, or only names that `properties` lists already.
+llguidance permits the comma all the same.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _NAMING = ("properties", "required")
 
 
 def check_property_names(output: StructuredOutput) -> None:
-    """Raises UnsupportedSchema where patterns of a schema, or of several for one value, leave an answer no way on."""
+    """Raises UnsupportedSchema where the patterns for one value can leave no name after a comma."""
     patterns = _Patterns()
     for root in roots_of(output):
         schemas = list(schemas_in(root))
@@ -33,17 +34,17 @@ def check_property_names(output: StructuredOutput) -> None:
         for place, parts in joint_schemas(schemas, root):
             given = dict.fromkeys(pattern for part in parts for pattern in _keys(part, "patternProperties"))
             named = dict.fromkeys(name for part in parts for key in _NAMING for name in _keys(part, key))
-            if given and (said := patterns.problem(tuple(given), tuple(named))):
-                raise unsupported("patternProperties", place, output.field, f" {said}")
+            if given and (problem := patterns.problem(tuple(given), tuple(named))):
+                raise unsupported("patternProperties", place, output.field, f" {problem}")
 
 
 def _keys(schema: Schema, keyword: str) -> list[str]:
-    said = schema.get(keyword)
-    return [name for name in said if isinstance(name, str)] if isinstance(said, dict | list) else []
+    names = schema.get(keyword)
+    return [name for name in names if isinstance(name, str)] if isinstance(names, dict | list) else []
 
 
 def roots_of(output: StructuredOutput) -> Iterator[Any]:
-    """Gives the schemas of JSON that are in an output."""
+    """Yields the JSON schemas in an output: the whole of it, or those in the rules of its grammar."""
     text = output.body.decode()
     if output.kind == "json":
         yield json.loads(text)
@@ -51,12 +52,12 @@ def roots_of(output: StructuredOutput) -> Iterator[Any]:
         for rule in _JSON_RULE.finditer(text):
             try:
                 yield json.JSONDecoder().raw_decode(text, rule.end())[0]
-            except ValueError:  # what compiles the whole says why, or it is no rule
+            except ValueError:  # not a rule, or the compiler of the whole grammar reports it
                 continue
 
 
 class _Patterns:
-    """Compiles each pattern, and what several match together, once."""
+    """Says which names patterns match. Each pattern, and each set of patterns, is compiled once."""
 
     def __init__(self) -> None:
         self._tokenizer = LLTokenizer("byte")
@@ -89,7 +90,9 @@ class _Patterns:
             alone = {"patternProperties": {pattern: {"type": "null"}}, "additionalProperties": False}
             matcher = self._matcher({"type": "object", **alone})
             matcher.consume_token(ord("{"))
-            mask = matcher.compute_bitmask()  # behind `{`, a name begins with a quote; without one, no name matches
+            mask = (
+                matcher.compute_bitmask()
+            )  # after `{` a name begins with a quote; if none may follow, no name matches
             self._without_names[pattern] = not (matcher.is_error() or bool(mask[_QUOTE // 8] >> _QUOTE % 8 & 1))
         return self._without_names[pattern]
 
@@ -99,15 +102,16 @@ class _Patterns:
 
 
 MOST_PARTS = 10_000
-"""Parts that are looked at in one document; what applies together beyond is not known."""
+"""Schemas that are examined in one document at most. What more of them would forbid together is not checked."""
 
 
 def joint_schemas(schemas: Sequence[tuple[Place, Schema]], root: Any) -> Iterator[tuple[Place, list[Schema]]]:
-    """Gives each schema with those that apply to its values through `allOf` and `$ref`, and one of each `anyOf`.
+    """Yields, for each schema of the document, all schemas that apply to the same value as it does.
 
-    Also what several parts say together of a property, or of a list's items. `schemas`: all of the document. An option
-    of `oneOf` counts as one of `anyOf`. `chosen` are the ids of the lists of which an option was taken already.
+    These are the ones that `allOf` and `$ref` lead to, and one option of each `anyOf` or `oneOf`, in each combination.
+    Where several of them describe one property or the items of a list, these descriptions are yielded together, too.
     """
+    # An entry: where it is, the schemas of the value, and the ids of the lists of options of which one was chosen.
     waiting = [(place, [schema], frozenset[int]()) for place, schema in reversed(schemas)]
     seen, left = set[tuple[frozenset[int], frozenset[int]]](), MOST_PARTS
     while waiting and left > 0:
@@ -120,11 +124,11 @@ def joint_schemas(schemas: Sequence[tuple[Place, Schema]], root: Any) -> Iterato
         seen.add(key)
         yield place, parts
         waiting += [(place, [*parts, option], chosen | {id(options)}) for options, option in _options(parts, chosen)]
-        waiting += [(place, each, chosen) for each in _of_values_inside(parts) if len(each) > 1]
+        waiting += [(place, each, chosen) for each in _inner_descriptions(parts) if len(each) > 1]
 
 
 def _options(parts: Sequence[Schema], chosen: Collection[int]) -> Iterator[tuple[list[Any], Schema]]:
-    """Gives the alternatives of each list that none is chosen of yet, with the list."""
+    """Yields the options of each list from which none was chosen yet, with the list."""
     for part in parts:
         for key in ("anyOf", "oneOf"):
             options = listed(part, key)
@@ -132,8 +136,8 @@ def _options(parts: Sequence[Schema], chosen: Collection[int]) -> Iterator[tuple
                 yield from ((options, option) for option in options if isinstance(option, dict))
 
 
-def _of_values_inside(parts: Sequence[Schema]) -> Iterator[list[Schema]]:
-    """Gives what the parts together say of each property that they name, and of items."""
+def _inner_descriptions(parts: Sequence[Schema]) -> Iterator[list[Schema]]:
+    """Yields the descriptions that the parts have of one property, for each property that they name, and of items."""
     described = [part["properties"] for part in parts if isinstance(part.get("properties"), dict)]
     for name in dict.fromkeys(name for each in described for name in each):
         yield [each[name] for each in described if isinstance(each.get(name), dict)]

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def is_named(reference: Any) -> bool:
-    """Tells whether a reference names an id, an anchor or another document, and no place in its own."""
+    """Returns whether a reference names an id, an anchor or another document, and no place in its own."""
     return isinstance(reference, str) and reference != "#" and not reference.startswith("#/")
 
 
@@ -38,8 +38,8 @@ _INDEX = re.compile(r"\+?0*([0-9]{1,9})")
 
 def listed(schema: Any, keyword: str) -> list[Any]:
     """Returns the schemas that a keyword lists; none where it is missing or no list."""
-    said = schema.get(keyword) if isinstance(schema, dict) else None
-    return said if isinstance(said, list) else []
+    options = schema.get(keyword) if isinstance(schema, dict) else None
+    return options if isinstance(options, list) else []
 
 
 def joint_parts(given: Iterable[Any], root: Any) -> Iterator[Any]:
@@ -76,8 +76,8 @@ def type_of(value: Any) -> str:
 def canonical(value: Any) -> str:
     """Returns the same text for values that are equal in JSON, where 1 and 1.0 are."""
     if isinstance(value, list | dict):
-        # As deep as JSON is read: a function that calls itself would reach Python's limit at less than half of that.
-        value = json.loads(json.dumps(value), parse_float=lambda said: _plain(float(said)))
+        # The JSON parser does the recursion: it goes more than twice as deep as a recursive Python function can.
+        value = json.loads(json.dumps(value), parse_float=lambda literal: _plain(float(literal)))
     return json.dumps(_plain(value), sort_keys=True, ensure_ascii=False)
 
 

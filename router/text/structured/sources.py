@@ -61,15 +61,15 @@ def _regex(output: StructuredOutput) -> str:
 
 
 def check_regex(regex: str, field: str) -> None:
-    """Raises InvalidRequest, naming the field, for what is no regex here, or is too long to be looked at at once."""
+    """Raises InvalidRequest, naming the field, for what is not a regex here, or is too long to be looked at at once."""
     if len(regex) > MOST_CHECKED_CHARS:
         raise InvalidRequest(
             f"{field} must have at most {MOST_CHECKED_CHARS} characters, got {len(regex)}", field=field
         )
-    said = LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(regex))
-    if said:
-        reasons = [line.removeprefix("error: ") for line in said.splitlines() if line.startswith("error: ")]
-        raise InvalidRequest(f"{field} is not a regex: {', '.join(reasons) or said.splitlines()[0]}", field=field)
+    problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(regex))
+    if problem:
+        reasons = [line.removeprefix("error: ") for line in problem.splitlines() if line.startswith("error: ")]
+        raise InvalidRequest(f"{field} is not a regex: {', '.join(reasons) or problem.splitlines()[0]}", field=field)
 
 
 def _choice(output: StructuredOutput) -> str:
@@ -87,8 +87,8 @@ def _grammar(output: StructuredOutput) -> str:
     except RecursionError:
         raise
     except Exception as error:  # the library raises bare Exception, too
-        said = " ".join(str(error).split())
-        raise InvalidRequest(f"{output.field} is not a grammar: {said}", field=output.field) from error
+        reason = " ".join(str(error).split())
+        raise InvalidRequest(f"{output.field} is not a grammar: {reason}", field=output.field) from error
 
 
 def _llguidance(output: StructuredOutput) -> str:

@@ -107,7 +107,7 @@ async def test_it_waits_for_the_fleet_serves_and_drains_and_nobody_reads_the_tok
         (["--fleet", "h:1", "--token-file", "/no/secret"], "--token-file /no/secret: No such file"),
         (
             ["--fleet", "h:1", "--token-file", "TOKEN", "--model", "no/such/model/"],
-            "--model 'no/such/model/' is no dir",
+            "--model 'no/such/model/' is not a dir",
         ),
         (
             ["--fleet", "h:1", "--token-file", "TOKEN", "--model", "paced:", "--grace", "-1"],

@@ -38,7 +38,7 @@ def certificates_are_complete(item: Object) -> Iterator[Complaint]:
     if not any(spec.get(field) for field in _NAMES):
         yield Complaint(where(item), "spec.dnsNames", "it is for nobody", "name whom it is for")
     for usage in sorted(set(spec.get("usages") or []) - _USAGES):
-        yield Complaint(where(item), "spec.usages", f"{usage!r} is no usage", "write server auth, client auth")
+        yield Complaint(where(item), "spec.usages", f"{usage!r} is not a usage", "write server auth, client auth")
     lasts_s, renewed = (_seconds(str(spec.get(field, ""))) for field in ("duration", "renewBefore"))
     if lasts_s and renewed and renewed >= lasts_s:
         what = f"{spec['renewBefore']} is not shorter than {spec['duration']}"

@@ -280,7 +280,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _nameless(item: Object) -> Finding:
-    what, todo = "no name, or metadata or spec that are no maps", "give it metadata.name"
+    what, todo = "no name, or metadata or spec that are not maps", "give it metadata.name"
     return Finding(metadata.names_are_valid.__name__, _where(item), "metadata.name", what, todo)
 
 

@@ -67,7 +67,7 @@ def other_namespaces_grant_it(bundle: Bundle) -> Iterator[Complaint]:
 
 
 def streams_are_not_cut(bundle: Bundle) -> Iterator[Complaint]:
-    """An answer may take minutes; 0s is no limit."""
+    """An answer may take minutes; 0s means no limit."""
     for item in bundle.of(*ROUTES):
         for index, rule in enumerate(item["spec"].get("rules") or []):
             for field, text in (rule.get("timeouts") or {}).items():

@@ -37,14 +37,14 @@ def labels_are_valid(item: Object) -> Iterator[Complaint]:
     for path, labels in _label_maps(item, ""):
         for key, value in labels.items():
             if not is_qualified_name(key):
-                yield Complaint(where(item), path, f"{key!r} is no label key", "write name or dns.prefix/name")
+                yield Complaint(where(item), path, f"{key!r} is not a label key", "write name or dns.prefix/name")
             elif not is_label_value(value):
                 todo = "use at most 63 of letters, digits, -, _ and ., quoted where YAML would read a number"
-                yield Complaint(where(item), f"{path}.{key}", f"{value!r} is no label value", todo)
+                yield Complaint(where(item), f"{path}.{key}", f"{value!r} is not a label value", todo)
     for key in (item.get("metadata") or {}).get("annotations") or {}:
         if not is_qualified_name(key):
             todo = "write name or dns.prefix/name"
-            yield Complaint(where(item), "metadata.annotations", f"{key!r} is no annotation key", todo)
+            yield Complaint(where(item), "metadata.annotations", f"{key!r} is not an annotation key", todo)
 
 
 def selectors_are_well_formed(item: Object) -> Iterator[Complaint]:

@@ -178,7 +178,7 @@ def triggers_are_complete(item: Object) -> Iterator[Complaint]:
         for field in ("threshold", "activationThreshold", "value"):
             number = re.fullmatch(r"\d+(\.\d+)?", str(told.get(field, 1)))
             if not number or (field == "threshold" and float(number[0]) == 0):
-                what = f"{told[field]!r} is no number above 0"
+                what = f"{told[field]!r} is not a number above 0"
                 yield Complaint(where(item), f"{place}.metadata.{field}", what, "write 0.8")
         yield from _prometheus_complaints(item, f"{place}.metadata", told if kind == "prometheus" else {})
     names = [trigger["name"] for trigger in triggers if trigger.get("name")]
@@ -236,7 +236,7 @@ def dashboards_can_be_read(item: Object) -> Iterator[Complaint]:
             yield Complaint(where(item), f"data.{key}", f"is no JSON: {error}", "write it by generate.py")
             continue
         if not isinstance(model, dict) or not model.get("title") or not model.get("panels"):
-            yield Complaint(where(item), f"data.{key}", "is no dashboard", "give it a title and panels")
+            yield Complaint(where(item), f"data.{key}", "is not a dashboard", "give it a title and panels")
 
 
 def _dashboards(item: Object) -> Iterator[tuple[str, str]]:

@@ -34,9 +34,9 @@ def service_ports_are_valid(item: Object) -> Iterator[Complaint]:
     for index, port in enumerate(ports):
         place, name = f"spec.ports[{index}]", port.get("name", "")
         if not is_port_number(port.get("port")):
-            yield Complaint(where(item), f"{place}.port", f"{port.get('port')!r} is no port", "use 1 to 65535")
+            yield Complaint(where(item), f"{place}.port", f"{port.get('port')!r} is not a port", "use 1 to 65535")
         if (len(ports) > 1 and not name) or (name and not LABEL.fullmatch(name)):
-            yield Complaint(where(item), f"{place}.name", f"{name!r} is no name of a port", "use a-z, 0-9 and -")
+            yield Complaint(where(item), f"{place}.name", f"{name!r} is not a name of a port", "use a-z, 0-9 and -")
         number = (port.get("port"), port.get("protocol", "TCP"))
         if number in seen or (name and name in names):
             what = f"{name or number[0]} is there twice"
@@ -260,6 +260,6 @@ def _rule_complaints(item: Object, path: str, direction: str, rule: Object) -> I
         target, last = port.get("port"), port.get("endPort")
         place = f"{path}.ports[{number}]"
         if target is not None and not is_port_number(target) and not is_port_name(target):
-            yield Complaint(where(item), f"{place}.port", f"{target!r} is no port", "use a number or a port's name")
+            yield Complaint(where(item), f"{place}.port", f"{target!r} is not a port", "use a number or a port's name")
         if last is not None and (not isinstance(target, int) or last < target):
             yield Complaint(where(item), f"{place}.endPort", f"{last} does not follow {target}", "a range of numbers")

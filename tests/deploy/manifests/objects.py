@@ -160,7 +160,7 @@ def pod_templates(item: Object) -> Iterator[PodTemplate]:
 
 
 def _templates_of(item: Object) -> list[PodTemplate]:
-    """None of an object that is no map where it should be one: a schema's check says that."""
+    """None of an object that is not a map where it should be one: a schema's check says that."""
     try:
         return list(pod_templates(item))
     except (AttributeError, KeyError, TypeError, ValueError):

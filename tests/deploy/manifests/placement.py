@@ -184,7 +184,7 @@ def _unknown_words(words: dict[str, tuple[str, ...]], value: Any, thing: str, pr
 
 
 def leaves(value: Any, path: str, plain: str) -> Iterator[tuple[str, str, Any]]:
-    """(path with indices, path without, value) of all that is no container."""
+    """(path with indices, path without, value) of all that is not a container."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from leaves(inner, f"{path}.{key}".strip("."), f"{plain}.{key}".strip("."))

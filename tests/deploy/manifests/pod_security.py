@@ -71,7 +71,7 @@ def namespace_is_restricted(bundle: Bundle) -> Iterator[Complaint]:
             level = labels.get(f"pod-security.kubernetes.io/{mode}", "restricted")
             if level not in _LEVELS:
                 place = f"metadata.labels.pod-security.kubernetes.io/{mode}"
-                yield Complaint(where(item), place, f"{level!r} is no level", f"use one of {', '.join(_LEVELS)}")
+                yield Complaint(where(item), place, f"{level!r} is not a level", f"use one of {', '.join(_LEVELS)}")
 
 
 def _context(container: Object) -> Object:

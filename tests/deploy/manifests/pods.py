@@ -35,7 +35,7 @@ def container_ports_are_valid(pod: PodTemplate) -> Iterator[Complaint]:
         for index, port in enumerate(container.get("ports") or []):
             place = f"{path}.ports[{index}]"
             if not is_port_number(port.get("containerPort")):
-                what = f"{port.get('containerPort')} is no port"
+                what = f"{port.get('containerPort')} is not a port"
                 yield Complaint(pod.where, f"{place}.containerPort", what, "use 1 to 65535")
             name = port.get("name")
             if name is not None and not is_port_name(name):
@@ -100,7 +100,9 @@ def mount_paths_are_unique(pod: PodTemplate) -> Iterator[Complaint]:
         for index, mount in enumerate(container.get("volumeMounts") or []):
             place, target = f"{path}.volumeMounts[{index}]", str(mount.get("mountPath"))
             if not target.startswith("/") or ":" in target:
-                yield Complaint(pod.where, f"{place}.mountPath", f"{target!r} is no absolute path", "begin it with /")
+                yield Complaint(
+                    pod.where, f"{place}.mountPath", f"{target!r} is not an absolute path", "begin it with /"
+                )
             if target in seen:
                 yield Complaint(pod.where, f"{place}.mountPath", f"{target} is mounted twice", "choose another path")
             sub_path = str(mount.get("subPath", ""))
@@ -118,10 +120,10 @@ def quantities_are_valid(pod: PodTemplate) -> Iterator[Complaint]:
                 known = name in _PLAIN_RESOURCES or name.startswith("hugepages-") or "/" in name
                 if not known or not is_qualified_name(name):
                     todo = "use cpu, memory, ephemeral-storage or a device as example.com/name"
-                    yield Complaint(pod.where, place, f"{name!r} is no resource", todo)
+                    yield Complaint(pod.where, place, f"{name!r} is not a resource", todo)
                 number = quantity(amount)
                 if number is None or number < 0:
-                    yield Complaint(pod.where, place, f"{amount!r} is no quantity", "write 500m, 2, 512Mi, 4Gi")
+                    yield Complaint(pod.where, place, f"{amount!r} is not a quantity", "write 500m, 2, 512Mi, 4Gi")
                 elif name == "cpu" and number > _MOST_CPUS:
                     yield Complaint(pod.where, place, f"{amount} is {number:g} CPUs", "write 500m, with a small m")
                 elif name == "memory" and 0 < number < _LEAST_MEMORY:
@@ -132,7 +134,7 @@ def quantities_are_valid(pod: PodTemplate) -> Iterator[Complaint]:
         size = (volume.get("emptyDir") or {}).get("sizeLimit", 0)
         room, place = quantity(size), f"{pod.path}.spec.volumes[{index}].emptyDir.sizeLimit"
         if room is None or room < 0:
-            yield Complaint(pod.where, place, f"{size!r} is no quantity", "write 512Mi, 4Gi")
+            yield Complaint(pod.where, place, f"{size!r} is not a quantity", "write 512Mi, 4Gi")
         elif 0 < room < _LEAST_MEMORY:
             yield Complaint(pod.where, place, f"{size} is {room:g} bytes", "write 512Mi, 4Gi")
 

@@ -38,14 +38,14 @@ def variables_are_read(bundle: Bundle) -> Iterator[Complaint]:
         if setting and not is_setting_of_ray(setting[1]):
             yield Complaint(thing, path, f"Ray reads no {name}", "see ray_config_def.h of Ray for its name")
         elif setting and re.search(r"_(ms|s|threshold|niceness)(_|$)", name) and not re.fullmatch(r"-?\d+", value):
-            yield Complaint(thing, path, f"{value!r} is no number", "write digits, without a unit")
+            yield Complaint(thing, path, f"{value!r} is not a number", "write digits, without a unit")
 
 
 def servers_listen_outside(pod: PodTemplate) -> Iterator[Complaint]:
     for path, args, container in started(pod, hooks=False):
         host = getattr(args, "host", None)
         if host and not _is_address(host.strip("[]")):
-            yield Complaint(pod.where, path, f"--host {host} is no address", "use 0.0.0.0")
+            yield Complaint(pod.where, path, f"--host {host} is not an address", "use 0.0.0.0")
         if host in _LOOPBACK and container.get("ports"):
             what = f"--host {args.host}: nobody outside the pod reaches its ports"
             yield Complaint(pod.where, path, what, "use 0.0.0.0")

@@ -100,7 +100,7 @@ def start_params_are_known(item: Object) -> Iterator[Complaint]:
         for key, value in (group.get("rayStartParams") or {}).items():
             place = f"{path}.rayStartParams.{key}"
             if key == "dashboard-host" and not re.fullmatch(r"[0-9.]+|[0-9a-f:]+|localhost", str(value)):
-                yield Complaint(where(item), place, f"{value!r} is no address", "use 0.0.0.0")
+                yield Complaint(where(item), place, f"{value!r} is not an address", "use 0.0.0.0")
             if key in _BY_OPERATOR:
                 yield Complaint(where(item), place, "KubeRay says that itself", "leave it out")
             elif key == "labels":
@@ -111,7 +111,7 @@ def start_params_are_known(item: Object) -> Iterator[Complaint]:
                 todo = """KubeRay wants JSON in quotes: '"{\\\"accelerator\\\": 1}"'"""
                 yield Complaint(where(item), place, f"{value} is no JSON in quotes", todo)
             elif key in _NUMBERS and not re.fullmatch(r"\d+(\.\d+)?", str(value)):
-                yield Complaint(where(item), place, f"{value!r} is no number", 'write digits, quoted: "1"')
+                yield Complaint(where(item), place, f"{value!r} is not a number", 'write digits, quoted: "1"')
 
 
 def is_json_of_ray(value: str) -> bool:
@@ -203,7 +203,7 @@ def ray_demands_a_token(item: Object) -> Iterator[Complaint]:
 
 
 def redis_clean_up_is_apart(bundle: Bundle) -> Iterator[Complaint]:
-    """KubeRay's clean-up pod is no head: nobody is led to it, counts it or scrapes it, and no launcher starts in it."""
+    """KubeRay's clean-up pod is not a head: nobody is led to it or counts it, and no launcher starts in it."""
     for item in bundle.of("RayCluster"):
         if not item["spec"].get("gcsFaultToleranceOptions"):
             continue

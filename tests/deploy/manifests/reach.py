@@ -95,7 +95,7 @@ def _kept_from_redis(bundle: Bundle) -> Iterator[Complaint]:
 
 
 def what_must_not_get_through_does_not(bundle: Bundle) -> Iterator[Complaint]:
-    """Whoever it is for closes its door itself: what others may send is no lock."""
+    """Whoever it is for closes its door itself: what others may send is not a lock."""
     if not bundle.of("NetworkPolicy"):
         return
     for source, target, name, number in _flows(bundle, FORBIDDEN):
@@ -263,7 +263,7 @@ def _from(rule: Object) -> list[Object]:
 
 
 def _out(bundle: Bundle, pod: PodTemplate, number: int) -> bool:
-    """To somewhere that is no pod of ours."""
+    """To somewhere that is not a pod of ours."""
     return any(
         _opens(rule or {}, number, pod)
         and any(peer.get("podSelector") is None for peer in (rule or {}).get("to") or [{}])
@@ -314,7 +314,7 @@ def _rules(bundle: Bundle, pod: PodTemplate, kind: str, field: str) -> list[Any]
 
 
 def _names(rule: Object, field: str, pod: PodTemplate, namespace: str) -> bool:
-    """Peers in other namespaces, or by address, are no pods of ours."""
+    """Peers in other namespaces, or by address, are not pods of ours."""
     peers = rule.get(field)
     if not peers:
         return True

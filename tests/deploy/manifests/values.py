@@ -39,10 +39,10 @@ def data_is_well_formed(item: Object) -> Iterator[Complaint]:
             place = f"{field}.{key}"
             size += len(str(value))
             if not _DATA_KEY.fullmatch(key):
-                yield Complaint(where(item), place, f"{key!r} is no key", "use letters, digits, -, _ and .")
+                yield Complaint(where(item), place, f"{key!r} is not a key", "use letters, digits, -, _ and .")
             encoded = field == "binaryData" or (field == "data" and item["kind"] == "Secret")
             if encoded and not _is_base64(str(value)):
-                yield Complaint(where(item), place, "is no base64", "encode it, or write it into stringData")
+                yield Complaint(where(item), place, "is not base64", "encode it, or write it into stringData")
     for key in _SECRET_KEYS.get(str(item.get("type")), ()) if item["kind"] == "Secret" else ():
         if key not in {**(item.get("data") or {}), **(item.get("stringData") or {})}:
             yield Complaint(where(item), "data", f"type {item['type']} without {key}", f"add {key}")
@@ -63,7 +63,7 @@ def amounts_are_valid(item: Object) -> Iterator[Complaint]:
     for path, amount in amounts:
         number = quantity(amount)
         if number is None or number < 0:
-            yield Complaint(where(item), path, f"{amount!r} is no quantity", "write 500m, 2, 512Mi, 4Gi")
+            yield Complaint(where(item), path, f"{amount!r} is not a quantity", "write 500m, 2, 512Mi, 4Gi")
 
 
 def modes_are_valid(pod: PodTemplate) -> Iterator[Complaint]:
@@ -78,7 +78,9 @@ def modes_are_valid(pod: PodTemplate) -> Iterator[Complaint]:
             for entry in source.get("items") or []:
                 path = str(entry.get("path", ""))
                 if not path or path.startswith("/") or ".." in path.split("/"):
-                    yield Complaint(pod.where, f"{place}.items", f"{path!r} is no path inside", "write a relative one")
+                    yield Complaint(
+                        pod.where, f"{place}.items", f"{path!r} is not a path inside", "write a relative one"
+                    )
 
 
 def fields_of_pods_exist(pod: PodTemplate) -> Iterator[Complaint]:
@@ -90,7 +92,7 @@ def fields_of_pods_exist(pod: PodTemplate) -> Iterator[Complaint]:
                 yield Complaint(pod.where, f"{place}.fieldRef", f"a pod has no field {field}", "use status.podIP, ...")
             resource = (source.get("resourceFieldRef") or {}).get("resource")
             if resource is not None and not _RESOURCE_FIELDS.fullmatch(resource):
-                what = f"{resource} is no resource"
+                what = f"{resource} is not a resource"
                 yield Complaint(pod.where, f"{place}.resourceFieldRef", what, "use limits.memory, requests.cpu, ...")
 
 
@@ -108,9 +110,9 @@ def service_kinds_are_consistent(item: Object) -> Iterator[Complaint]:
     spec = item["spec"]
     kind, address = spec.get("type", "ClusterIP"), spec.get("clusterIP")
     if address not in (None, "", "None") and not _is_address(address):
-        yield Complaint(where(item), "spec.clusterIP", f"{address!r} is no address", "use None, or leave it out")
+        yield Complaint(where(item), "spec.clusterIP", f"{address!r} is not an address", "use None, or leave it out")
     if kind == "ExternalName" and not is_subdomain(str(spec.get("externalName", "")).rstrip(".")):
-        what = f"{spec.get('externalName', 'nothing')!r} is no name in DNS"
+        what = f"{spec.get('externalName', 'nothing')!r} is not a name in DNS"
         yield Complaint(where(item), "spec.externalName", what, "name where it leads")
     if address == "None" and kind != "ClusterIP":
         yield Complaint(where(item), "spec.clusterIP", f"a {kind} is never headless", "leave out type")
@@ -140,7 +142,7 @@ def grants_are_well_formed(item: Object) -> Iterator[Complaint]:
                     yield Complaint(where(item), f"{place}.apiGroups", what, todo)
             for verb in set(rule.get("verbs") or []) - _VERBS:
                 yield Complaint(
-                    where(item), f"{place}.verbs", f"{verb!r} is no verb", f"use {', '.join(sorted(_VERBS))}"
+                    where(item), f"{place}.verbs", f"{verb!r} is not a verb", f"use {', '.join(sorted(_VERBS))}"
                 )
     elif kind in ("RoleBinding", "ClusterRoleBinding") and (item.get("roleRef") or {}).get("apiGroup") != _RBAC:
         yield Complaint(where(item), "roleRef.apiGroup", "is not that of roles", f"write {_RBAC}")

@@ -101,7 +101,7 @@ def jobs_are_valid(item: Object) -> Iterator[Complaint]:
     path, spec = "spec", item["spec"]
     if item["kind"] == "CronJob":
         if not is_schedule(str(spec.get("schedule", ""))):
-            what, todo = f"{spec.get('schedule')!r} is no schedule", "write minute hour day month weekday: 0 3 * * *"
+            what, todo = f"{spec.get('schedule')!r} is not a schedule", "write minute hour day month weekday: 0 3 * * *"
             yield Complaint(where(item), "spec.schedule", what, todo)
         path, spec = "spec.jobTemplate.spec", (spec.get("jobTemplate") or {}).get("spec") or {}
     restart = ((spec.get("template") or {}).get("spec") or {}).get("restartPolicy")
@@ -122,7 +122,7 @@ def claims_are_valid(item: Object) -> Iterator[Complaint]:
         size = told.get("storage")
         number = quantity(size)
         if number is None or number < _SMALLEST_CLAIM:
-            yield Complaint(where(item), f"{path}.resources.requests.storage", f"{size!r} is no size", "write 10Gi")
+            yield Complaint(where(item), f"{path}.resources.requests.storage", f"{size!r} is not a size", "write 10Gi")
 
 
 def claims_can_be_shared(bundle: Bundle) -> Iterator[Complaint]:
@@ -163,7 +163,7 @@ def budgets_are_well_formed(item: Object) -> Iterator[Complaint]:
     for field in given:
         number = share(spec[field])
         if number is None or number < 0 or (isinstance(spec[field], str) and number > 1):
-            yield Complaint(where(item), f"spec.{field}", f"{spec[field]!r} is no count", "write an integer")
+            yield Complaint(where(item), f"spec.{field}", f"{spec[field]!r} is not a count", "write an integer")
 
 
 def budgets_allow_evictions(bundle: Bundle) -> Iterator[Complaint]:
@@ -302,7 +302,7 @@ def autoscaler_metrics_are_well_formed(item: Object) -> Iterator[Complaint]:
             todo = f"{given or 'one of ' + ', '.join(wanted.values())} above 0"
             yield Complaint(where(item), f"{place}.{field}.target", f"{target} asks for nothing", todo)
         elif field == "resource" and metric[field].get("name") not in ("cpu", "memory"):
-            yield Complaint(where(item), f"{place}.resource.name", "is no resource metric", "use cpu or memory")
+            yield Complaint(where(item), f"{place}.resource.name", "is not a resource metric", "use cpu or memory")
 
 
 def measured_resources_are_requested(bundle: Bundle) -> Iterator[Complaint]:

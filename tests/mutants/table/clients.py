@@ -98,8 +98,8 @@ MUTANTS: Final = (
         name="tenant-as-the-client-says",
         claim="a key's tenant cannot be chosen by its client",
         file="router/auth/auth.py",
-        old='if said not in ("", self.tenant):',
-        new="if not said and self.tenant is said:",
+        old='if named not in ("", self.tenant):',
+        new="if not named and self.tenant is named:",
         test=("tests/unit/router/auth/test_api_keys.py::test_the_tenant_is_the_keys_and_nobody_can_say_otherwise"),
     ),
     Mutant(
@@ -266,7 +266,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         name="calls-of-tools-that-are-none",
-        claim="prose is no call: a name that is no tool",
+        claim="prose is not a call: a name that is not a tool",
         file="router/text/output/formats/mistral.py",
         old="if name.strip() not in self._tools or (rest",
         new="if (rest",
@@ -420,8 +420,8 @@ MUTANTS: Final = (
         name="text-key-without-what-is-before",
         claim="a prompt has the same tokens, whatever of it was prepared before",
         file="router/text/known_text.py",
-        old="            key = _keyed(key, said(segment))",
-        new="            key = _keyed(self._root, said(segment))",
+        old="            key = _keyed(key, content_of(segment))",
+        new="            key = _keyed(self._root, content_of(segment))",
         test="tests/unit/router/text/test_known_text.py::test_a_segment_is_found_only_behind_what_was_before_it",
     ),
     Mutant(
@@ -447,8 +447,8 @@ MUTANTS: Final = (
         name="kept-hashes-without-salt",
         claim="tenants do not see each other's prefixes",
         file="router/serving/prompt_hashes.py",
-        old='said = b"%d %d " % (block_size, request.public_blocks) + request.salt',
-        new='said = b"%d %d " % (block_size, request.public_blocks)',
+        old='content = b"%d %d " % (block_size, request.public_blocks) + request.salt',
+        new='content = b"%d %d " % (block_size, request.public_blocks)',
         test="tests/unit/router/serving/test_prompt_hashes.py::test_whoever_has_another_salt_finds_no_hashes",
     ),
 )

@@ -127,7 +127,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         name="one-refusal-is-death",
-        claim="one refused connection is no death",
+        claim="one refused connection is not a death",
         file="router/fleet/liveness.py",
         old="if self._refusals < REFUSALS or",
         new="if not self._refusals or",

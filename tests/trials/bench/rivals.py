@@ -72,7 +72,7 @@ class RivalsBenchOptions(Settings):
         programs = (("llama_server", self.llama_server), ("vllm", self.vllm and f"{self.vllm}/{VLLM}"))
         for name, program in programs:
             if program is not None and not os.access(program, os.X_OK):
-                raise ConfigError(f"--{name.replace('_', '-')}: {program} is no program", field=name)
+                raise ConfigError(f"--{name.replace('_', '-')}: {program} is not a program", field=name)
 
 
 class _Flags(Settings):

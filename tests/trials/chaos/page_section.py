@@ -20,7 +20,7 @@ def check(path: Path | None, name: str) -> None:
         return
     if not path.is_file():
         raise ConfigError(
-            f"--write {path}: is no file; it has to be a page with {_begin(name)} ... {_end(name)}", field="write"
+            f"--write {path}: is not a file; it has to be a page with {_begin(name)} ... {_end(name)}", field="write"
         )
     _around(path, name)
 

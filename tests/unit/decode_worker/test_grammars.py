@@ -167,7 +167,7 @@ async def test_a_grammar_that_takes_long_holds_up_neither_steps_nor_other_gramma
 
 
 async def test_a_grammar_that_waits_too_long_behind_others_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no mistake of its client's: its router tries another worker."""
+    """It is not a mistake of its client's: its router tries another worker."""
     go_on, compile_now = threading.Event(), GrammarCompiler.state
 
     def state(self: GrammarCompiler, grammar: Grammar, tokens: list[int]) -> GrammarState:

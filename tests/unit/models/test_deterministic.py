@@ -53,7 +53,7 @@ NIGHTLY = ("float16 without kernels", "float32 without kernels, pages of int8")
 """The slowest of those whose parts others have."""
 
 STALE = 0xFF
-"""What lies in pages before they are written: two of it, or four, are no number."""
+"""What lies in pages before they are written: two of it, or four, are not a number."""
 
 
 @dataclass(frozen=True, slots=True)

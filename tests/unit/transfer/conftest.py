@@ -178,7 +178,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def two_in_one_process(kind: str) -> None:
-    """For tests whose owner is no process of its own."""
+    """For tests whose owner is not a process of its own."""
     if kind == "cuda_ipc-gpu":
         pytest.skip("CUDA opens no memory of its own process")
 

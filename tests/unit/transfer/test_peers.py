@@ -70,7 +70,7 @@ async def test_a_gpu_whose_memory_cannot_be_opened_is_a_lost_peer() -> None:
 
 
 class Misleading(ShmTransport):
-    """Hands over a file of the right size that is no shared memory."""
+    """Hands over a file of the right size that is not shared memory."""
 
     def __init__(self, file: int) -> None:
         super().__init__()

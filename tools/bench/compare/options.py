@@ -88,14 +88,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def options_from(args: argparse.Namespace) -> CompareOptions:
     """Raises ConfigError."""
-    said = flags.read(_Flags, args)
-    loads = said.rounds.loads or DEFAULT_LOADS
+    flags_given = flags.read(_Flags, args)
+    loads = flags_given.rounds.loads or DEFAULT_LOADS
     if twice := sorted({load for load in loads if loads.count(load) > 1}):
         raise ConfigError(f"--load {', '.join(twice)} is given twice", field="--load")
     return CompareOptions(
         endpoints=endpoints_from(args),
         scenarios=tuple(map(parse_scenario, loads)),
-        rounds=said.rounds.rounds,
-        warmup=said.rounds.warmup,
-        **dict(said.reports),
+        rounds=flags_given.rounds.rounds,
+        warmup=flags_given.rounds.warmup,
+        **dict(flags_given.reports),
     )

@@ -88,8 +88,8 @@ def timeline_figure(records: Sequence[Record], endpoint: int, span_s: float) -> 
         ticks = [at - start_s for at in _apart(answer.event_times_s, span_s * LEAST_STEP)]
         axes.plot(ticks, [row] * len(ticks), "|", color=PALETTE[endpoint], markersize=6, markeredgewidth=0.8)
         if answer.failure is not None:
-            said = f"failed: {answer.failure.kind}"
-            axes.text(answer.ended_at_s - start_s, row, said, ha="right", va="center", fontsize=7, color=INK)
+            label = f"failed: {answer.failure.kind}"
+            axes.text(answer.ended_at_s - start_s, row, label, ha="right", va="center", fontsize=7, color=INK)
     axes.set(xlim=(0, span_s or 1.0), ylim=(max(1, len(shown)) - 0.5, -0.5), yticks=[])
     return svg_of(axes)
 

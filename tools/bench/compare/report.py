@@ -60,8 +60,8 @@ def as_json(outcomes: Sequence[LoadOutcome], options: CompareOptions, runs: Sequ
 
 
 def _described(endpoint: Endpoint) -> dict[str, Any]:
-    said = dataclasses.asdict(endpoint.target)
-    shown = {key: said[key] for key in ("model", "text", "chat", "ignore_eos", "temperature")}
+    target = dataclasses.asdict(endpoint.target)
+    shown = {key: target[key] for key in ("model", "text", "chat", "ignore_eos", "temperature")}
     return {"name": endpoint.name, "endpoint": endpoint.target.name, **shown}
 
 
@@ -100,13 +100,13 @@ def compared(runs: Sequence[CompareRun], names: Sequence[str], baseline: str) ->
 
 def notes_of(runs: Sequence[CompareRun]) -> list[str]:
     """Returns what the runs themselves had to say, and their failures, each once per endpoint and load."""
-    said = [(f"{run.endpoint}: {note}", run.load.name) for run in runs for note in run.report.notes]
-    said += [
+    notes_found = [(f"{run.endpoint}: {note}", run.load.name) for run in runs for note in run.report.notes]
+    notes_found += [
         (f"{run.endpoint}: {error.kind} ({error.example})", run.load.name)
         for run in runs
         for error in run.report.errors
     ]
     loads_of: dict[str, list[str]] = {}
-    for note, load in dict.fromkeys(said):
+    for note, load in dict.fromkeys(notes_found):
         loads_of.setdefault(note, []).append(load)
     return [f"{note} [{', '.join(loads)}]" for note, loads in loads_of.items()]

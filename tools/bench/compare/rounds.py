@@ -61,13 +61,13 @@ def _chat_plan(chats: Chats, due_s: Sequence[float | None]) -> list[PlannedReque
 def _history(chats: Chats, chat: int, turn: int) -> tuple[Segment, ...]:
     """Returns the system prompt, what was said in each turn, and the answers to all but the last."""
     system = Segment(Stream.PREFIX, chat % chats.system_prompts, chats.system_tokens)
-    said: list[Segment] = []
+    turns: list[Segment] = []
     for earlier in range(turn + 1):
         number = 2 * (earlier * chats.count + chat)
-        said.append(Segment(Stream.OWN, number, chats.user_tokens))
+        turns.append(Segment(Stream.OWN, number, chats.user_tokens))
         if earlier < turn:
-            said.append(Segment(Stream.OWN, number + 1, chats.answer_tokens))
-    return (system, *said)
+            turns.append(Segment(Stream.OWN, number + 1, chats.answer_tokens))
+    return (system, *turns)
 
 
 def warmup_of(load: ScenarioLoad, count: int) -> list[PlannedRequest]:

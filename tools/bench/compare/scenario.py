@@ -108,7 +108,7 @@ def _chats(name: str, parts: dict[str, int]) -> Scenario:
     """Returns all first turns as one run and all later turns as another: what these reuse was sent by then."""
     if parts["chats"] * parts["turns"] > MOST:
         raise ConfigError(
-            f"--load {name}: {parts['chats']} chats of so many turns are more than {MOST:,}", field="load"
+            f"--load {name}: {parts['chats']} chats of this many turns are more than {MOST:,}", field="load"
         )
     if parts["turns"] < 2:
         raise ConfigError(f"--load {name}: a chat of one turn has no later ones to measure", field="load")

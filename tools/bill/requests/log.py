@@ -22,7 +22,7 @@ CURVE_POINTS: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class HitPoint:
-    """Shares of prompt tokens that are found with room for so many tokens."""
+    """Shares of prompt tokens that are found with room for this many tokens."""
 
     capacity_tokens: int
     lru: float
@@ -49,7 +49,7 @@ class LogBill:
     _optimum: Optimum
 
     def at(self, capacity_tokens: int) -> HitPoint:
-        """Returns the hit rates with room for so many tokens."""
+        """Returns the hit rates with room for this many tokens."""
         blocks = capacity_tokens // self._requests.block_tokens
         return HitPoint(capacity_tokens, self._rate(self._lru.at(blocks)), self._rate(self._optimum.hits(blocks)))
 
@@ -74,10 +74,10 @@ def read_log(flags: RequestFlags, block_size: int) -> LogBill | None:
 
 
 def log_bill(trace: Trace, answers: Answers, block_size: int) -> LogBill:
-    """Raises ConfigError where the log's blocks are no whole number of the pool's."""
+    """Raises ConfigError where the log's blocks are not a whole number of the pool's."""
     if trace.block_tokens % block_size:
         raise ConfigError(
-            f"{trace.name}: its blocks have {trace.block_tokens} tokens, which is no multiple of --block-size "
+            f"{trace.name}: its blocks have {trace.block_tokens} tokens, which is not a multiple of --block-size "
             f"{block_size}",
             field="block_size",
         )
@@ -102,7 +102,7 @@ def log_bill(trace: Trace, answers: Answers, block_size: int) -> LogBill:
 
 
 def _measured(rows: Sequence[TraceRow]) -> float | None:
-    said = [row for row in rows if row.cached_tokens is not None]
-    if not said:
+    with_counts = [row for row in rows if row.cached_tokens is not None]
+    if not with_counts:
         return None
-    return sum(row.cached_tokens or 0 for row in said) / sum(row.input_tokens for row in said)
+    return sum(row.cached_tokens or 0 for row in with_counts) / sum(row.input_tokens for row in with_counts)

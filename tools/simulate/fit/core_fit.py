@@ -193,10 +193,10 @@ def _cost_of(rows: Sequence[tuple[Mapping[str, float], float]], reported: StepCo
             raise ConfigError(f"the profile shows too little: no step has {kind}", field="steps")
     seconds = np.array([taken_s for _, taken_s in rows])
     terms = np.array([_quantities(facts) for facts, _ in rows]) / seconds[:, None]
-    said = np.array([asdict(reported)[name] for name in TERMS])
-    known = REPORTED_WEIGHT * np.diag(1 / said[said > 0])
+    stated = np.array([asdict(reported)[name] for name in TERMS])
+    known = REPORTED_WEIGHT * np.diag(1 / stated[stated > 0])
     terms = np.vstack((terms, np.zeros((len(known), len(TERMS)))))
-    terms[len(rows) :, said > 0] = known
+    terms[len(rows) :, stated > 0] = known
     wanted = np.concatenate((np.ones(len(rows)), np.full(len(known), REPORTED_WEIGHT)))
     kept = [at for at in range(len(TERMS)) if terms[:, at].any()]
     while True:

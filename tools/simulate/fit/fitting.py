@@ -165,7 +165,7 @@ def _cost(name: str, prompts: Sequence[WorkerRecord], streams: Sequence[WorkerRe
 
 
 def _know_prompts(workers: Sequence[WorkerRecord]) -> bool:
-    """Tells whether a worker has said what a prompt costs it."""
+    """Returns whether a worker has said what a prompt costs it."""
     return any(worker.costs.get(term, 0.0) > 0 for worker in workers for term in PROMPT_TERMS)
 
 
@@ -223,7 +223,7 @@ def _pull_residuals(answers: Iterable[AnswerRecord], shape: FleetShape) -> list[
 
 
 def _computed_s(tokens: int, shape: FleetShape) -> float:
-    """Returns seconds until a source announces the first ones of so many tokens that it computes."""
+    """Returns seconds until a source announces the first ones of this many tokens that it computes."""
     times = 1.0 if shape.cores is None else shape.cores.prompts.borrowed
     chunk = min(tokens, shape.step_tokens)
     chunk_s = times * shape.cost.of_prompt(chunk, 0, shape.step_tokens)

@@ -105,13 +105,13 @@ class TierShape:
     """Budget of written bytes, as `--disk-write-mb-s` of a worker."""
 
     def scaled(self, scale: float) -> TierShape:
-        """Returns the same with pages of so many times the size."""
+        """Returns the same with pages of this many times the size."""
         times = ("host_page_s", "disk_page_s", "prefill_host_page_s", "prefill_disk_page_s")
         known = {name: seconds for name in times if (seconds := asdict(self)[name]) is not None}
         return replace(self, **{name: seconds * scale for name, seconds in known.items()})
 
     def of_prefill(self, scale: float) -> TierShape:
-        """Returns those of prefill workers, whose pages have so many times the size."""
+        """Returns those of prefill workers, whose pages have this many times the size."""
         own = self.scaled(scale)
         host_s, disk_s = self.prefill_host_page_s or own.host_page_s, self.prefill_disk_page_s or own.disk_page_s
         return replace(own, host_page_s=host_s, disk_page_s=disk_s)
@@ -181,7 +181,7 @@ class DraftShape:
         return cls(proposed=(share,) * MOST_DRAFTED, right=right[1:])
 
     def check(self) -> None:
-        """Raises ConfigError for what are no shares of steps."""
+        """Raises ConfigError for what are not shares of steps."""
         for name, shares in (("drafts.proposed", self.proposed), ("drafts.right", self.right)):
             if not shares or any(not 0 <= share <= 1 for share in shares):
                 raise ConfigError(f"{name} must be shares from 0 to 1, got {list(shares[:4])}", field=name)
@@ -304,8 +304,8 @@ def _positive(shape: object, *names: str, where: str = "") -> None:
     for name in names:
         value = getattr(shape, name)
         if value is not None and not 0 < value < float("inf"):
-            said = f"a simulated fleet's {where}{name} must be positive and finite, got {value}"
-            raise ConfigError(said, field=where + name)
+            problem = f"a simulated fleet's {where}{name} must be positive and finite, got {value}"
+            raise ConfigError(problem, field=where + name)
 
 
 def _one_of(name: str, value: object, known: Sequence[object]) -> None:

@@ -189,7 +189,7 @@ class _Simulation:
             self._queue.after(QUIET_S, self._end)
 
     def _end(self) -> None:
-        """Nobody reads tokens any more: those tasks end before the run does."""
+        """Ends the token streams, which nobody reads any more, and then the run."""
         for service in self._workers.decode_services:
             service.end_streams()
         self._queue.after(END_S, self._queue.stop)

@@ -40,20 +40,22 @@ class PlanFlags(FleetQuestion):
 
 
 def run_session(args: argparse.Namespace) -> int:
-    said = flags.read(PlanFlags, args)
-    output, scales = said.output, numbers("--loads", said.promise.loads)
+    flags_given = flags.read(PlanFlags, args)
+    output, scales = flags_given.output, numbers("--loads", flags_given.promise.loads)
     promise = LatencyTargets(
-        ttft_s=said.promise.slo_ttft_s, itl_s=said.promise.slo_itl_s, attainment=said.promise.attainment
+        ttft_s=flags_given.promise.slo_ttft_s,
+        itl_s=flags_given.promise.slo_itl_s,
+        attainment=flags_given.promise.attainment,
     )
     if any(scale <= 0 for scale in scales):
-        raise ConfigError(f"--loads must be positive, got {said.promise.loads}", field="loads")
-    trace, shape = said.read()
+        raise ConfigError(f"--loads must be positive, got {flags_given.promise.loads}", field="loads")
+    trace, shape = flags_given.read()
     check_objectives(trace, shape, promise)
     with runner(output.processes) as run_all:
         sizing = smallest_fleet(trace, shape, promise, run_all)
         enough = dataclasses.replace(shape, prefill=sizing.smallest.prefill, decode=sizing.smallest.decode)
         points = crossover(trace, enough, promise, scales, run_all)
-    heading = f"{said.source.label}: {len(trace.rows)} requests; {_words(promise)}"
+    heading = f"{flags_given.source.label}: {len(trace.rows)} requests; {_words(promise)}"
     console = console_for(output.json_path)
     console.print(heading, markup=False)
     for title, found in ((answer(sizing), _tried_grid(sizing)), (pays(points), _points_grid(points))):

@@ -85,7 +85,7 @@ class ScalePromise(Promise):
     min_decode: int | None = setting(None, default_text="as --decode", help="fewest decode workers")
     max_decode: int = setting(..., help="most decode workers")
     start_s: float = setting(20.0, least=0, help="time until a new worker serves")
-    surge: float = setting(1.0, unit="FACTOR", help="the middle third of the requests comes so many times as fast")
+    surge: float = setting(1.0, unit="FACTOR", help="the middle third of the requests comes FACTOR times as fast")
 
 
 class ScaleFlags(FleetQuestion):
@@ -94,23 +94,25 @@ class ScaleFlags(FleetQuestion):
 
 
 def run_session(args: argparse.Namespace) -> int:
-    said = flags.read(ScaleFlags, args)
-    wanted = said.promise
+    flags_given = flags.read(ScaleFlags, args)
+    wanted = flags_given.promise
     promise = LatencyTargets(ttft_s=wanted.slo_ttft_s, itl_s=wanted.slo_itl_s)
-    trace, shape = said.read()
+    trace, shape = flags_given.read()
     trace = surged(trace, wanted.surge)
     bounds = ("min_prefill", "max_prefill", "min_decode", "max_decode")
     pace = ScalingConfig(**wanted.model_dump(include=set(bounds)))
     check_objectives(trace, shape, promise)
     planned, outcomes = compared(trace, shape, promise, pace, wanted.start_s)
-    console = console_for(said.output.json_path)
-    console.print(f"{said.source.label}: {len(trace.rows)} requests, the middle third x{wanted.surge:g}", markup=False)
+    console = console_for(flags_given.output.json_path)
+    console.print(
+        f"{flags_given.source.label}: {len(trace.rows)} requests, the middle third x{wanted.surge:g}", markup=False
+    )
     console.print(table_of(_grid(outcomes)))
     for at_s, decision in planned.history:
         console.print(f"{at_s:8.1f} s  {decision}", markup=False, soft_wrap=True)
     history = [{"at_s": at_s, **dataclasses.asdict(decision)} for at_s, decision in planned.history]
     content = {"schema_version": 1, "fleets": list(map(dataclasses.asdict, outcomes)), "changes": history}
-    write_json(content, said.output.json_path)
+    write_json(content, flags_given.output.json_path)
     return 0
 
 

@@ -61,7 +61,7 @@ class Format(Protocol):
 
     @property
     def first_is_header(self) -> bool:
-        """The first line is no row."""
+        """The first line is not a row."""
 
     @property
     def repeats_answers(self) -> bool:
@@ -88,20 +88,20 @@ class Mooncake:
     repeats_answers = False
 
     def row(self, line: str, where: str) -> TraceRow:
-        said = _json_object(line, where)
-        timestamp = _field(said, "timestamp", where)
+        row = _json_object(line, where)
+        timestamp = _field(row, "timestamp", where)
         if not _is_number(timestamp) or not 0 <= timestamp <= MAX_TIMESTAMP_MS:
             raise _malformed(where, "timestamp", f"a number of milliseconds from 0 to {MAX_TIMESTAMP_MS}", timestamp)
-        tenant, priority = said.get("tenant", ""), said.get("priority", 0)
+        tenant, priority = row.get("tenant", ""), row.get("priority", 0)
         if not isinstance(tenant, str):
             raise _malformed(where, "tenant", "a string", tenant)
         if not _is_integer(priority):
             raise _malformed(where, "priority", "an integer", priority)
         return TraceRow(
             timestamp_s=timestamp / 1000,
-            input_tokens=(input_tokens := _count(_field(said, "input_length", where), "input_length", where)),
-            output_tokens=_count(_field(said, "output_length", where), "output_length", where),
-            blocks=_hash_ids(said, input_tokens, where),
+            input_tokens=(input_tokens := _count(_field(row, "input_length", where), "input_length", where)),
+            output_tokens=_count(_field(row, "output_length", where), "output_length", where),
+            blocks=_hash_ids(row, input_tokens, where),
             tenant=tenant,
             priority=priority,
         )
@@ -126,12 +126,12 @@ class Azure:
                 f"{where}: {wrong}: {len(values)} values under {len(self.columns)} columns: {_shown(line)}",
                 field=missing or "trace",
             )
-        said = dict(zip(self.columns, values, strict=True))
-        input_tokens = _count(_integer(said["ContextTokens"]), "ContextTokens", where)
+        row = dict(zip(self.columns, values, strict=True))
+        input_tokens = _count(_integer(row["ContextTokens"]), "ContextTokens", where)
         return TraceRow(
-            timestamp_s=_instant(said["TIMESTAMP"], where),
+            timestamp_s=_instant(row["TIMESTAMP"], where),
             input_tokens=input_tokens,
-            output_tokens=_count(_integer(said["GeneratedTokens"]), "GeneratedTokens", where),
+            output_tokens=_count(_integer(row["GeneratedTokens"]), "GeneratedTokens", where),
             blocks=self._numbers.next(-(-input_tokens // self.block_tokens)),
         )
 
@@ -170,10 +170,10 @@ class RequestLogFormat:
 
 
 def _json_object(line: str, where: str) -> dict[str, Any]:
-    said = json_of(line, where)
-    if not isinstance(said, dict):
-        raise ConfigError(f"{where}: a row must be an object, got {type(said).__name__}", field="trace")
-    return said
+    row = json_of(line, where)
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where}: a row must be an object, got {type(row).__name__}", field="trace")
+    return row
 
 
 def _columns(header: str, where: str) -> list[str]:
@@ -207,8 +207,8 @@ def _count(value: object, field_name: str, where: str) -> int:
     return value
 
 
-def _hash_ids(said: dict[str, Any], input_tokens: int, where: str) -> tuple[int, ...]:
-    value = _field(said, "hash_ids", where)
+def _hash_ids(row: dict[str, Any], input_tokens: int, where: str) -> tuple[int, ...]:
+    value = _field(row, "hash_ids", where)
     if not isinstance(value, list) or not all(_is_integer(each) and 0 <= each < OWN_NUMBERS for each in value):
         raise _malformed(where, "hash_ids", "a list of integers from 0 to 2^64 - 1", value)
     needed = -(-input_tokens // MOONCAKE_BLOCK_TOKENS)
@@ -218,10 +218,10 @@ def _hash_ids(said: dict[str, Any], input_tokens: int, where: str) -> tuple[int,
     return tuple(value)
 
 
-def _field(said: dict[str, Any], name: str, where: str) -> Any:
-    if name not in said:
+def _field(row: dict[str, Any], name: str, where: str) -> Any:
+    if name not in row:
         raise ConfigError(f"{where}: {name} is missing", field=name)
-    return said[name]
+    return row[name]
 
 
 def _malformed(where: str, name: str, requirement: str, value: object) -> ConfigError:
@@ -242,7 +242,7 @@ def _is_integer(value: object) -> bool:
 
 
 def lines_of(path: Path, flag: str) -> Iterator[str]:
-    """Raises ConfigError naming the flag where there is no such file, and the first line that is no text."""
+    """Raises ConfigError naming the flag where there is no such file, and the first line that is not text."""
     field = flag.removeprefix("--")
     try:
         # Whatever is no UTF-8 becomes a surrogate, which no text can be encoded with: so its line is known.
@@ -275,18 +275,18 @@ def _check_text(line: str, where: str, field: str) -> None:
 _KINDS: dict[str, type[AnswerRecord] | type[WorkerRecord]] = {"answer": AnswerRecord, "worker": WorkerRecord}
 
 
-def is_record(said: dict[str, Any]) -> bool:
-    return "record" in said
+def is_record(record: dict[str, Any]) -> bool:
+    return "record" in record
 
 
 def record_of(line: str, where: str) -> Record:
     """Raises ConfigError naming `where` and the field that is not as written above."""
-    said = json_of(line, where)
-    kind = said.get("record") if isinstance(said, dict) else None
+    row = json_of(line, where)
+    kind = row.get("record") if isinstance(row, dict) else None
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ConfigError(f"{where}: record must be one of {', '.join(_KINDS)}, got {kind!r}", field="record")
     try:
-        record = from_values(_KINDS[kind], said)
+        record = from_values(_KINDS[kind], row)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error.message}", field=error.field) from error
     if isinstance(record, AnswerRecord):

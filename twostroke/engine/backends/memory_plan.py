@@ -94,7 +94,7 @@ class PlannedPool:
         weights_kind: str = "none",
         beside: Sequence[int] | None = None,
     ) -> MemoryPlan:
-        """Returns what fits into so many bytes. Raises ConfigError where that is too little.
+        """Returns what fits into this many bytes. Raises ConfigError where that is too little.
 
         `beside`: bytes that each page of a group takes elsewhere in the same memory.
         """

@@ -54,12 +54,12 @@ def usable_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
-def check_threads(threads: int, said: str = "--threads", processes: int = 1) -> None:
+def check_threads(threads: int, flag: str = "--threads", processes: int = 1) -> None:
     """Raises ConfigError where the processes of a worker have more threads than there are cores."""
     cores = len(usable_cores())
     if threads * processes > cores:
         each = "" if processes == 1 else f" in each of {processes} processes"
-        raise ConfigError(f"{said} {threads}{each}: this machine lets us use {cores} cores", field=said)
+        raise ConfigError(f"{flag} {threads}{each}: this machine lets us use {cores} cores", field=flag)
 
 
 def cores_folder() -> Path:

@@ -1,4 +1,4 @@
-"""From a worker's config to its draft model: the page memory of its own, and a runner on the model's threads."""
+"""Builds a worker's draft model. It has page memory of its own, and runs on the threads of the worker's model."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from twostroke.models.file_versions import FileVersions
 
 
 def build_draft(config: WorkerConfig, built: BuiltEngine) -> DraftEngine | None:
-    """Loads the draft model beside the model of a worker that can decode; None where there is none.
+    """Loads the draft model beside the model of a worker that can decode. None: no draft model is configured.
 
     Native kernels compute it in int8, unless its weights are quantised already.
-    Raises ConfigError where it cannot propose tokens for the model, does not fit into memory, or was changed while it
-    was loaded.
+    Raises ConfigError where it cannot propose tokens for the model, does not fit into memory, or was changed during
+    loading.
     """
     name = config.schedule.draft_model
     if name is None or not config.can_sample:

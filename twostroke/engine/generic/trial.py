@@ -151,7 +151,7 @@ def measured(
 
 
 def _are_steady(model: PagedModel) -> bool:
-    """Whether products of such shapes give a row the same bits among few rows and many.
+    """Returns whether products of such shapes give a row the same bits among few rows and many.
 
     The prompt alone does not tell: sums that differ are mostly rounded to the same number of 16 bits.
     """
@@ -166,8 +166,8 @@ def _are_steady(model: PagedModel) -> bool:
 
 def _distance(some: torch.Tensor, others: torch.Tensor) -> float:
     some, others = some.double(), others.double()
-    said = others - others.mean(dim=-1, keepdim=True)
-    return float((some - others).norm() / said.norm())
+    centred = others - others.mean(dim=-1, keepdim=True)
+    return float((some - others).norm() / centred.norm())
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,12 +58,12 @@ def is_greedy(params: SamplingParams) -> bool:
 
 
 def is_plain_greedy(row: SampleRow) -> bool:
-    """Whether the row's token is its greatest logit's, and nothing else is asked."""
+    """Returns whether the row's token is its greatest logit's, and nothing else is asked."""
     return row.mask is None and is_greedy(row.params) and is_unadjusted(row)
 
 
 def is_unadjusted(row: SampleRow) -> bool:
-    """Whether the token is chosen from logits as they are, all or those of a grammar, and nothing else is asked."""
+    """Returns whether the token is drawn from unchanged logits, of all tokens or a grammar's, and nothing more."""
     params = row.params
     is_adjusted = params.logit_bias or params.has_penalties or (row.banned and row.mask is None)
     return not is_adjusted and params.logprobs is None

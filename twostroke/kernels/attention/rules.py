@@ -62,7 +62,7 @@ def rule_of(rules: AnyRules, layer: int) -> AttentionRule:
 
 
 def rules_of(rules: AnyRules, layers: int) -> tuple[AttentionRule, ...]:
-    """Returns a rule for each of so many layers."""
+    """Returns a rule for each of this many layers."""
     if isinstance(rules, float | int):
         return (AttentionRule(scale=rules),) * layers
     assert len(rules) == layers, f"{len(rules)} rules for {layers} layers"

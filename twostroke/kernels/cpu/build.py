@@ -105,20 +105,20 @@ def load_kernels(folder: Path, variants: Sequence[Variant] | None = None) -> Ker
 
     None for `variants`: what this CPU can run, the preferred one first. One warning where it is not the first.
     """
-    said = ""
+    problem = ""
     for variant in chosen_variants() if variants is None else variants:
         try:
             kernels = load_variant(folder, variant)
         except (OSError, subprocess.SubprocessError) as error:
-            said = said or str(error)
+            problem = problem or str(error)
             if isinstance(error, subprocess.TimeoutExpired):
                 break
         else:
-            if said:
-                log.warning("slower native kernels than this CPU can run: variant=%s error=%s", variant.name, said)
+            if problem:
+                log.warning("slower native kernels than this CPU can run: variant=%s error=%s", variant.name, problem)
             return kernels
-    if said:
-        log.warning("no native kernels, the engine will be slow: error=%s", said)
+    if problem:
+        log.warning("no native kernels, the engine will be slow: error=%s", problem)
     return None
 
 
@@ -288,9 +288,9 @@ def _remove_abandoned(folder: Path) -> None:
 
 def _run(arguments: list[str]) -> str:
     """Returns what it says. A compiler that hangs goes together with the passes that it started."""
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
+            arguments, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
         try:
             code = process.wait(COMPILE_TIMEOUT_S)
@@ -298,8 +298,8 @@ def _run(arguments: list[str]) -> str:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             raise
-        said.seek(0)
-        text = said.read().decode(errors="replace")
+        output.seek(0)
+        text = output.read().decode(errors="replace")
         if code != 0:
             raise OSError(f"{shlex.join(arguments)} failed: {text.strip()[-500:]}")
         return text

@@ -275,7 +275,7 @@ def _address(tensor: torch.Tensor | None) -> int | None:
 
 
 def _with_zeros(weight: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """Returns `weight` with so many rows and columns of zeros after it, or `weight` itself where there are none.
+    """Returns `weight` with this many rows and columns of zeros after it, or `weight` itself where there are none.
 
     Code that packs weights must also run on shapes only (device meta). There torch loads its compiler for most
     operators, `pad`, `cat` and `stack` among them: a second of time.

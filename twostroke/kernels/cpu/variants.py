@@ -77,7 +77,7 @@ def chosen_variants() -> tuple[Variant, ...]:
 
 
 def is_overridden() -> bool:
-    """Whether the user has named what to use."""
+    """Returns whether the user has named what to use."""
     return bool(os.environ.get(OVERRIDE))
 
 

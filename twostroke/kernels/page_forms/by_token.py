@@ -103,7 +103,7 @@ class TokenPage:
         return [each[0, layers, :, heads] for each in both if each is not None]
 
     def _moved(self, rows: torch.Tensor, layers: slice, heads: slice, times: int) -> torch.Tensor:
-        """Returns float32 rows. The centers of keys are added so many times."""
+        """Returns float32 rows. The centers of keys are added this many times."""
         centers = self.page.key_centers
         if centers is None:
             return rows

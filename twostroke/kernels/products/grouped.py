@@ -65,7 +65,7 @@ class RoutedPairs:
 
 
 def most_tiles(pairs: int, experts: int) -> int:
-    """Returns how many tiles there are at most: a whole one for so many pairs, and the rest of each expert's."""
+    """Returns how many tiles there are at most: a whole one for this many pairs, and the rest of each expert's."""
     return pairs // TILE_ROWS + min(pairs, experts)
 
 

@@ -58,7 +58,7 @@ class StoredMatrix:
 
     def of_inputs(self, own: range, layout: Layout) -> StoredMatrix:
         """Returns the matrix of some neighbouring inputs, in the layout that `Layout.of_inputs` gives it."""
-        assert self.order is None, "inputs that lie in another order are no neighbours"
+        assert self.order is None, "inputs that lie in another order are not neighbours"
         groups = torch.arange(own.start, own.stop, layout.group) // self.layout.group
 
         def read() -> StoredNumbers:
@@ -149,7 +149,7 @@ def stacked(parts: Sequence[StoredMatrix]) -> StoredMatrix:
 
 
 def can_stack(one: Matrix, other: Matrix) -> bool:
-    """Whether both can be one matrix: plain numbers, or codes in one layout of inputs in one order."""
+    """Returns whether both can be one matrix: plain numbers, or codes in one layout of inputs in one order."""
     if not isinstance(one, StoredMatrix) or not isinstance(other, StoredMatrix):
         return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
     if one.layout != other.layout or (one.order is None) != (other.order is None):

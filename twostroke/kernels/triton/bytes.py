@@ -38,7 +38,7 @@ def decoded(numbers, KIND: tl.constexpr):
 
 @triton.jit
 def small_float(x, FRACTION: tl.constexpr, BIAS: tl.constexpr, MAGIC: tl.constexpr):
-    """Returns x as uint8 with so many bits of fraction, rounded to nearest, ties to even. x rounds to a
+    """Returns x as uint8 with this many bits of fraction, rounded to nearest, ties to even. x rounds to a
     finite number.
     """
     DROPPED: tl.constexpr = 23 - FRACTION

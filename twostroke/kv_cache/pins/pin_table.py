@@ -188,7 +188,7 @@ class PinTable:
         """Counts an admission that found these leading blocks; returns what it adds, or None if no pin was found whole.
 
         It counts for the longest such prefix: for each of its pins, whoever owns them. `price_s` predicts the seconds
-        of computing so many of the first blocks.
+        of computing this many of the first blocks.
         """
         for index in range(len(found) - 1, -1, -1) if self.by_id else ():
             pins = self._by_last.get(found[index])

@@ -1,4 +1,4 @@
-"""A byte budget (a token bucket): so many bytes per second. The bytes of some seconds may be saved up."""
+"""A byte budget (a token bucket): this many bytes per second. The bytes of some seconds may be saved up."""
 
 from __future__ import annotations
 

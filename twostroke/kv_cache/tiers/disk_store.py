@@ -153,7 +153,7 @@ class DiskStore:
             segment.live[block_hash].hits += 1
 
     def has_room(self) -> bool:
-        """Tells whether a place can be reserved: not while too many segments have writes under way."""
+        """Returns whether a place can be reserved: not while too many segments have writes under way."""
         if self._has_open_place(self._open):
             return True
         return sum(each.records for each in self._segments.values() if each.reserved) <= self._most_before_new

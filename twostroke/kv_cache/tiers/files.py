@@ -84,7 +84,7 @@ class SegmentFiles:
         return bool(self._flags & os.O_DIRECT)
 
     def probe(self, folder: Path, size_bytes: int = SECTOR) -> float | None:
-        """Finds out whether this file system takes direct I/O; returns the seconds of reading so many bytes there.
+        """Finds out whether this file system takes direct I/O; returns the seconds of reading this many bytes there.
 
         Returns None where the disk is full. Raises OSError where nothing can be written at all.
         """
@@ -116,7 +116,7 @@ class SegmentFiles:
         return self._time_to_read(path, buffer)
 
     def time_to_read(self, path: Path, size_bytes: int) -> float:
-        """Returns the seconds of reading so many bytes at the begin of a file. Raises OSError."""
+        """Returns the seconds of reading this many bytes at the begin of a file. Raises OSError."""
         buffer = AlignedBuffer(size_bytes)
         try:
             return self._time_to_read(path, buffer.view)
@@ -147,11 +147,11 @@ class SegmentFiles:
             yield file
 
     def open(self, path: Path, flags: int) -> SegmentFile:
-        """Raises OSError, also for what is no regular file."""
+        """Raises OSError, also for what is not a regular file."""
         descriptor = os.open(path, flags | self._flags, 0o600)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise OSError(errno.ENXIO, "it is no regular file", str(path))
+            raise OSError(errno.ENXIO, "it is not a regular file", str(path))
         return SegmentFile(descriptor)
 
     def remove(self, path: Path) -> None:

@@ -112,7 +112,7 @@ class SegmentFolder:
             return [segment for segment in scanned if segment is not None and segment.records]
 
     def has_segments(self) -> bool:
-        """Tells whether there are segments, readable or not. Raises OSError."""
+        """Returns whether there are segments, readable or not. Raises OSError."""
         return bool(_segments_in(self.path))
 
     def touch(self) -> None:
@@ -199,8 +199,7 @@ def claim_left(
     wanted: Callable[[LeftFolder], bool] = lambda _: True,
     folder_trust: FolderTrust | None = None,
 ) -> Iterator[SegmentFolder]:
-    """Claims one by one the wanted folders under `root` whose owner is dead and was last seen so many seconds ago, one
-    by one.
+    """Claims the wanted folders under `root` one by one: those whose owner is dead and was last seen this long ago.
 
     One that cannot be claimed, or that others may write to, is left out, with a warning.
     """
@@ -214,7 +213,7 @@ def claim_left(
 def remove_unused(
     root: Path, *, kept: Collection[str], unseen_s: float, folder_trust: FolderTrust | None = None
 ) -> int:
-    """Removes folders of pages that no model has used for so many seconds, except those under `kept`.
+    """Removes folders of pages that no model has used for this many seconds, except those under `kept`.
 
     Returns how many there were. One that cannot be removed is left, with a warning.
     """
@@ -228,7 +227,7 @@ def remove_unused(
 def remove_beyond(
     root: Path, *, kept: Collection[str], unseen_s: float, most_bytes: int, folder_trust: FolderTrust | None = None
 ) -> int:
-    """Removes folders of other models than `kept` until those without an owner take at most so many bytes.
+    """Removes folders of other models than `kept` until those without an owner take at most this many bytes.
 
     The one with the owner that was seen the longest ago goes first; only those that were not seen for `unseen_s` are
     counted. Returns how many were removed. One that cannot be removed is left, with a warning.
@@ -324,7 +323,7 @@ def _left_in(models: Iterable[Path], seen_by_s: float, folder_trust: FolderTrust
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Tells whether a path still leads to an open file."""
+    """Returns whether a path still leads to an open file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
@@ -343,7 +342,7 @@ def _folders_in(root: Path, name: re.Pattern[str]) -> list[Path]:
 
 
 def _was_seen_by(lock: Path, seen_by_s: float) -> bool:
-    """Tells whether there is a lock, last touched by that time. Raises OSError."""
+    """Returns whether there is a lock, last touched by that time. Raises OSError."""
     try:
         status = lock.lstat()
     except FileNotFoundError:

@@ -47,7 +47,7 @@ class WindowGroup(FurtherGroup):
     # Queries
 
     def is_known(self, block_hash: BlockHash) -> bool:
-        """Tells whether the part of this block is filled or arriving."""
+        """Returns whether the part of this block is filled or arriving."""
         return block_hash in self._by_hash
 
     @property
@@ -61,12 +61,12 @@ class WindowGroup(FurtherGroup):
     # Committed slots
 
     def has_room(self, slots: int) -> bool:
-        """Returns whether so many more slots can be committed, even if all running work holds what it committed."""
+        """Returns whether this many more slots can be committed, even if all running work holds what it committed."""
         kept = self._counts[PageState.PINNED] + self._counts[PageState.QUARANTINED]
         return self.committed + kept + slots <= self.shape.slots
 
     def commit(self, slots: int) -> None:
-        """Commits so many slots to some work. A negative number gives them back."""
+        """Commits this many slots to some work. A negative number gives them back."""
         self.committed += slots
         assert self.committed >= 0, "more slots are given back than were spoken for"
 

@@ -196,7 +196,7 @@ def check_place(folder: Path, allowed: Collection[str]) -> Path:
         real, roots = folder.resolve(), [Path(root).resolve() for root in allowed]
         files = [real, *((real / name).resolve() for name in (CONFIG_FILE, WEIGHTS_FILE))]
     except (OSError, RuntimeError, ValueError) as error:  # links in a circle, NUL, half of a surrogate pair
-        raise ConfigError(f"{str(folder)[:200]!r} is no path: {error}", field="lora_path") from error
+        raise ConfigError(f"{str(folder)[:200]!r} is not a path: {error}", field="lora_path") from error
     if not all(any(file.is_relative_to(root) for root in roots) for file in files):
         raise ConfigError(
             f"{str(folder)[:200]!r} is not below a folder that adapters may come from (--lora-dirs)", field="lora_path"

@@ -56,7 +56,7 @@ def cache_dir() -> Path:
 def locate(model: str, dtype: str) -> Path | None:
     """Returns a directory that is ready to load, or None if the model must be fetched first.
 
-    Raises ConfigError for a local directory that misses a file, and for what is no model's name at all.
+    Raises ConfigError for a local directory that misses a file, and for what is not a model's name at all.
     """
     if (target := made_dir(model, dtype)) is not None:
         return _existing(target)
@@ -111,7 +111,7 @@ def local_dir(model: str) -> Path | None:
         return path.resolve()
     if not _HUB_ID.fullmatch(model) or model.startswith("."):
         raise ConfigError(
-            f"--model {model!r} is no directory here, no hub id (owner/name) and none of {sorted(CATALOG)}",
+            f"--model {model!r} is not a directory here, not a hub id (owner/name) and not one of {sorted(CATALOG)}",
             field="model",
         )
     return None

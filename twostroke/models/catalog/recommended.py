@@ -24,7 +24,7 @@ class Recommended:
     min_p: float | None = None
     repetition_penalty: float | None = None
 
-    def said(self) -> dict[str, float]:
+    def given(self) -> dict[str, float]:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -41,11 +41,11 @@ def read_recommended(directory: Path, usual: Recommended) -> Recommended:
         return usual
     found = {name: _number(name, config.get(name)) for name in asdict(usual)}
     recommended = Recommended(**found)  # type: ignore[arg-type]  # a whole number where it is one
-    return recommended if recommended.said() else usual
+    return recommended if recommended.given() else usual
 
 
 def _number(name: str, value: object) -> float | None:
-    """Returns a number, or None where it is no number or not allowed in requests. 0 as `top_k` means all tokens, as
+    """Returns a number, or None where it is not a number or not allowed in requests. 0 as `top_k` means all tokens, as
     None does.
     """
     if not isinstance(value, int | float) or isinstance(value, bool):

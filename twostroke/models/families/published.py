@@ -63,7 +63,7 @@ class PublishedConfig:
         return kinds
 
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Returns the tokens that end an answer. Raises ValueError for what is no token."""
+        """Returns the tokens that end an answer. Raises ValueError for what is not a token."""
         ids, vocab_size = self.config.eos_token_id, int(self.config.vocab_size)
         if self.raw.keys() & {"eos_token_id", "text_config"}:
             return end_tokens(self.directory, ids, vocab_size)

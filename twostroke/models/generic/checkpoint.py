@@ -50,8 +50,8 @@ def load_checkpoint(
             device_map=device,
         )
     except Exception as error:  # it raises whatever damaged files lead to
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"weights in {directory} cannot be read: {said}", field="model") from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"weights in {directory} cannot be read: {reason}", field="model") from error
     if info["missing_keys"]:
         raise _wrong(directory, "no tensor", info["missing_keys"])
     if info["mismatched_keys"]:

@@ -29,7 +29,7 @@ def refuse_by_config(published: PublishedConfig) -> None:
         raise published.refusal(f"{named}, a wrapper of a text model with other inputs beside it,")
     causal = AutoModelForCausalLM._model_mapping.get(type(config), None)
     if causal is None or (config.architectures and causal.__name__ != named):
-        raise published.refusal(f"{named}, which is no causal language model of transformers,")
+        raise published.refusal(f"{named}, which is not a causal language model of transformers,")
     if causal._is_stateful:
         raise published.refusal(f"{named}, which keeps a state instead of pages (linear attention, state space),")
     for kind in getattr(config, "layer_types", None) or ():
@@ -45,9 +45,9 @@ def refuse_by_config(published: PublishedConfig) -> None:
 
 def cannot_run(published: PublishedConfig, error: Exception) -> UnsupportedModel:
     """Returns the refusal of a model with code that fails when paged attention takes the place of its own."""
-    said = " ".join(f"{type(error).__name__}: {error}".split())[:MOST_OF_ERROR]
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:MOST_OF_ERROR]
     named = (published.config.architectures or [published.config.model_type])[0]
-    return published.refusal(f"{named}, whose code does not run with attention over pages ({said}),")
+    return published.refusal(f"{named}, whose code does not run with attention over pages ({reason}),")
 
 
 def _has_other_inputs(config: Any) -> bool:

@@ -111,11 +111,11 @@ class Cut:
     by_columns: bool
 
     def whole(self, own: int) -> int:
-        """Returns how many rows or columns the whole tensor has, where the rank has so many."""
+        """Returns how many rows or columns the whole tensor has, where the rank has this many."""
         return own // len(self.own) * self.parts
 
     def of(self, whole: int) -> range:
-        """Returns the rank's rows or columns of so many."""
+        """Returns the rank's rows or columns of this many."""
         unit = whole // self.parts
         return range(self.own.start * unit, self.own.stop * unit)
 
@@ -141,7 +141,7 @@ def cut_of(share: Share, name: str) -> Cut | None:
 
 
 def cut_layout(layout: Layout, inputs: int, cut: Cut, share: Share, name: str) -> Layout:
-    """Returns the layout of a rank's part of a matrix with so many inputs.
+    """Returns the layout of a rank's part of a matrix with this many inputs.
 
     Raises ConfigError where its inputs end amid some that the layout keeps together.
     """

@@ -22,7 +22,7 @@ from twostroke.transfer.sockets.tls import PLAIN, SocketWrapper
 class NetworkTransport(CopyThreadTransport[ConnectionPeer, Pages], abc.ABC):
     """Listens on `host`, which is also the address that peers get.
 
-    Raises ConfigError where `host` is no address that a peer could connect to.
+    Raises ConfigError where `host` is not an address that a peer could connect to.
     """
 
     def __init__(self, host: str, stall_s: float = math.inf, wrapper: SocketWrapper = PLAIN, port: int = 0) -> None:

@@ -76,8 +76,8 @@ class ReaderValidator:
             raise
         reach(Point.TRANSPORT_GREETED)
         me = self._identity
-        said = [me.worker_id, str(me.epoch), me.fingerprint, *numbers_of(self._layout)]
-        send_frame(sock, ["welcome", _proof(me.token, "owner", nonce, fields[1], said), *said], deadline)
+        fields_sent = [me.worker_id, str(me.epoch), me.fingerprint, *numbers_of(self._layout)]
+        send_frame(sock, ["welcome", _proof(me.token, "owner", nonce, fields[1], fields_sent), *fields_sent], deadline)
         return str(fields[2])
 
     def refuse(self, reason: str) -> None:
@@ -127,16 +127,21 @@ def draw_nonce() -> bytes:
 
 def handshake(identity: Identity, meant: Epoch, owners: bytes, readers: bytes) -> list[Any]:
     """Returns the frame with which a reader answers the owner's nonce."""
-    said = [identity.worker_id, str(identity.epoch), identity.fingerprint, str(meant)]
-    return [PROTOCOL, readers, *said, _proof(identity.token, "reader", owners, readers, [PROTOCOL, *said])]
+    fields_sent = [identity.worker_id, str(identity.epoch), identity.fingerprint, str(meant)]
+    return [
+        PROTOCOL,
+        readers,
+        *fields_sent,
+        _proof(identity.token, "reader", owners, readers, [PROTOCOL, *fields_sent]),
+    ]
 
 
 def mismatch(owner: str, theirs: object, reader: str, ours: object) -> str:
     return f"{owner} serves pages of {theirs!r}, {reader} reads {ours!r}: run both with the same model and options"
 
 
-def _proof(token: str, side: str, owners: bytes, readers: bytes, said: list[Any]) -> bytes:
-    return prove(token, f"pages {side}", owners, readers, *map(str, said))
+def _proof(token: str, side: str, owners: bytes, readers: bytes, fields_sent: list[Any]) -> bytes:
+    return prove(token, f"pages {side}", owners, readers, *map(str, fields_sent))
 
 
 def _read_answer(answer: list[Any], token: str, owners: bytes, readers: bytes) -> Welcome:

@@ -169,7 +169,7 @@ class ModelDrafts:
     # Streams
 
     def _step_terms(self) -> StepTerms:
-        """Returns what the next step costs without drafts, prompts left away."""
+        """Returns what the next step costs without drafts and prompts."""
         contexts = [len(each.known) for each in self._scheduler.running_sequences if _draws_next(each)]
         return StepTerms(len(contexts), sum(contexts))
 
@@ -266,7 +266,7 @@ class ModelDrafts:
     # Pages
 
     def _row(self, stream: _Stream, length: int, most: int = MOST_LACKING) -> DraftRow | None:
-        """Returns what to compute for a stream: at most so many tokens that it lacks; None where pages are out."""
+        """Returns what to compute for a stream: at most this many tokens that it lacks; None where pages are out."""
         sequence = stream.sequence
         state = self._states.setdefault(sequence, _DraftState())
         known = sequence.known

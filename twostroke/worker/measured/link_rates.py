@@ -50,7 +50,7 @@ class LinkRates:
         self._note(peer, replace(link, latency_s=latency_s, measured_s=now_s))
 
     def copied(self, peer: WorkerId, copied_bytes: int, seconds: float, now_s: float) -> None:
-        """Notes a verified copy of so many bytes in so many seconds."""
+        """Notes a verified copy of this many bytes in this many seconds."""
         if copied_bytes <= 0 or seconds <= 0:
             return
         link = self._links.get(peer, Link())

@@ -45,7 +45,7 @@ class PageTime:
     """Factor of that while two threads read, at least 1."""
 
     def after(self, seconds: float, pages: int) -> PageTime:
-        """Returns the estimate after so many pages took so many seconds; many pages count as much as many loads."""
+        """Returns the estimate after this many pages took this many seconds; many pages count as much as many loads."""
         if pages <= 0 or seconds <= 0:
             return self
         measured = seconds / pages
@@ -69,11 +69,11 @@ class PageTime:
         return dataclasses.replace(shared, slowdown=alone.slowdown + change)
 
     def at_least(self, seconds: float) -> PageTime:
-        """Returns the estimate after a load was given up that had taken so many seconds for each page and more."""
+        """Returns the estimate after a load was given up that had taken this many seconds for each page and more."""
         return dataclasses.replace(self, seconds=max(self.seconds, seconds))
 
     def reading_s(self, pages: int, beside: int) -> float:
-        """Returns the seconds of reading so many pages while another thread reads `beside` pages."""
+        """Returns the seconds of reading this many pages while another thread reads `beside` pages."""
         return self.seconds * (pages + min(pages, beside) * (self.slowdown - 1))
 
 

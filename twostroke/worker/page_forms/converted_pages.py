@@ -1,8 +1,8 @@
-"""The pages of a worker in the form of the workers that pull them: converted and digested on a thread when asked for.
+"""Copies of a worker's pages in the page form of the workers that pull them. A thread makes a copy when it is wanted.
 
-A page is converted once for all pulls. The result lies under the same page number in a separate memory. So a converted
-page exists as long as its original is held, and no pull waits for a free page. Readers see a changed generation as
-they do with originals.
+A page is converted once for all pulls. The result has the same page number in a separate memory. So a converted page
+exists as long as its original is held, and no pull waits for a free page. A reader notices by the generation that a
+page was reused, as with originals.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from twostroke.kv_cache.layout import PageRegion
 from twostroke.kv_cache.memory import PageAccess, PageMemory, Pages
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.transfer.base import Identity, PageEndpoint, PageTransport, digest
-from twostroke.worker.page_forms.page_converter import PageConverter, Way, convert, is_for_puller
+from twostroke.worker.page_forms.page_converter import ConversionCost, PageConverter, convert, is_for_puller
 
 
 @dataclass(frozen=True, slots=True)
 class _Converted:
     original: int
-    """The generation of the page that it was made of."""
+    """Generation of the original page when it was converted."""
     result: asyncio.Future[tuple[int, bytes]]
-    """Its own generation and digest."""
+    """Generation and digest of the converted page."""
 
 
 class ConvertedPages:
-    """Converts pages for one event loop; a worker whose peers have its own form has none of these."""
+    """Converts pages for one event loop. A worker whose peers all use its own page form has no such object."""
 
     def __init__(self, originals: Pages, conversion: Conversion, transports: Sequence[PageTransport]) -> None:
         """`transports` are not open yet, and serve nothing but the converted pages."""
@@ -60,23 +60,23 @@ class ConvertedPages:
         return here, sent
 
     async def open(self, identity: Identity) -> None:
-        """Lets workers read the converted pages that show their identity, which is `identity`'s fingerprint."""
+        """Opens the transports. They serve the workers whose fingerprint is that of `identity`."""
         for transport in self.transports:
             self.endpoints.append(await transport.open(self._memory, identity))
 
-    def way(self, wanted: int, ready: Iterable[PageId]) -> Way:
-        """Returns what a pull of so many pages costs here, of which `ready` can be read now."""
+    def conversion_cost(self, wanted: int, ready: Iterable[PageId]) -> ConversionCost:
+        """Returns the cost of converting here for a pull of `wanted` pages, of which `ready` are filled now."""
         known = sum(self._current(page) is not None for page in ready)
         converter = self.converter
         converter.keep_measured()
-        return Way(self._memory.page_bytes, converter.page_s, converter.wait_s, wanted - known)
+        return ConversionCost(self._memory.page_bytes, converter.page_s, converter.wait_s, wanted - known)
 
     def is_for_puller(
         self, offer: worker_pb2.PullerConversion, own_bytes: int, wanted: int, ready: Iterable[PageId]
     ) -> bool:
-        """Tells whether the puller is rather to convert pages of `own_bytes` each, as it offers."""
-        puller = Way(own_bytes, offer.page_s, offer.wait_s, wanted)
-        return is_for_puller(self.way(wanted, ready), puller, wanted, offer.bytes_per_s)
+        """Returns whether the puller should convert, as it offers. It would get pages of `own_bytes` each."""
+        puller = ConversionCost(own_bytes, offer.page_s, offer.wait_s, wanted)
+        return is_for_puller(self.conversion_cost(wanted, ready), puller, wanted, offer.bytes_per_s)
 
     async def of(self, pages: Sequence[PageId]) -> list[tuple[int, bytes]]:
         """Returns (generation, digest) of the converted pages; the originals are filled and held until this returns.

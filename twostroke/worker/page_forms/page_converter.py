@@ -1,7 +1,7 @@
-"""The page converter converts pages of one worker on a thread, one after the other, and knows what that takes.
+"""The page converter converts pages of one worker on a thread, one after the other, and predicts how long that takes.
 
-A source converts pages before they travel. A puller converts them after they have arrived. For each pull the way with
-the shorter predicted time is chosen.
+A source converts pages before they travel. A puller converts them after they have arrived. For each pull, the side
+with the shorter predicted time converts.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One of the two ways to convert a pull's pages: before or after they travel."""
+class ConversionCost:
+    """What it costs to convert the pages of one pull, before they are sent or after they have arrived."""
 
     page_bytes: int
-    """Bytes of a page that travels."""
+    """Bytes of a page as it is sent."""
     page_s: float
     """Seconds of converting one page."""
     wait_s: float
@@ -48,12 +48,12 @@ class Way:
     """Pages that are still to be converted."""
 
     def seconds(self, pages: int, bytes_per_s: float) -> float:
-        """Returns the predicted seconds of so many pages over a link with this rate."""
+        """Returns the predicted seconds of converting and of sending this many pages over a link with this rate."""
         return self.wait_s + self.conversions * self.page_s + pages * self.page_bytes / bytes_per_s
 
 
-def is_for_puller(source: Way, puller: Way, pages: int, bytes_per_s: float) -> bool:
-    """Tells whether the puller is to convert the pages of a pull; near ties go to the source."""
+def is_for_puller(source: ConversionCost, puller: ConversionCost, pages: int, bytes_per_s: float) -> bool:
+    """Returns whether the puller should convert the pages of a pull. On a near tie the source converts."""
     if not bytes_per_s > 0:
         return False
     return puller.seconds(pages, bytes_per_s) < (1 - LEAST_GAIN) * source.seconds(pages, bytes_per_s)

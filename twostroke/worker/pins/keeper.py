@@ -152,7 +152,7 @@ class PinKeeper:
             self.put(pin)
 
     def remove(self, pin_id: PinId) -> bool:
-        """Ends a pin; returns False if there is none, which is no error."""
+        """Ends a pin; returns False if there is none, which is not an error."""
         pin = self.table.remove(pin_id)
         if pin is not None:
             self._ended(pin)
@@ -249,7 +249,7 @@ class PinKeeper:
             host.loop.wake()
 
     def _lacks_blocks(self, pin: Pin) -> bool:
-        """Says whether blocks of a pin are to be computed here."""
+        """Returns whether blocks of a pin are to be computed here."""
         return not pin.is_hint and pin.pin_id not in self._failures and self.table.missing(pin) > 0
 
     def _end_build(self, sequence: Sequence) -> None:

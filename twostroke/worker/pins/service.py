@@ -76,7 +76,7 @@ class PinsService(pins_pb2_grpc.PinsServicer):
         )
 
     def _check(self, pin: Pin) -> None:
-        """Raises InvalidRequest, naming the field, for what is no pin of this worker's model."""
+        """Raises InvalidRequest, naming the field, for what is not a pin of this worker's model."""
         facts, blocks = self._host.facts, len(pin.block_hashes)
         if not blocks:
             raise InvalidRequest("the pin has no block", field="block_hashes")

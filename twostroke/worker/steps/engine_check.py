@@ -64,7 +64,7 @@ class EngineCheck:
         self._most_tokens = max(self._most_tokens, tokens)
 
     def blame(self, tokens: int) -> None:
-        """Attributes the last failure to sequences of so many tokens.
+        """Attributes the last failure to sequences of this many tokens.
 
         It does not count against an engine that has computed as many for others meanwhile. Otherwise one client
         could end every worker.

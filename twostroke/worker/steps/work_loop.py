@@ -70,7 +70,7 @@ class StreamSteps:
             self._since_s += seconds
 
     def observe(self, step: Step, emissions: Sequence[Emission]) -> None:
-        """Counts a step and the tokens that it has made known. The first token of an answer is no stream's yet."""
+        """Counts a step and the tokens that it has made known. The first token of an answer is not a stream's yet."""
         chunks = [chunk for chunk in step.chunks if chunk.samples and chunk.start >= chunk.sequence.prompt_tokens]
         self._had_streams = bool(chunks)
         if not chunks:

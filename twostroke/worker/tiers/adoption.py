@@ -120,7 +120,7 @@ class _Look:
         return self._left
 
     def give_up(self) -> None:
-        """Unlock what was found, and whatever a thread that is still looking finds."""
+        """Unlocks what was found, and whatever a thread that still looks will find."""
         with self._lock:
             self._is_given_up = True
             left, self._left = self._left, []
@@ -128,7 +128,7 @@ class _Look:
             folder.close()
 
     def _is_wanted(self, left: LeftFolder) -> bool:
-        """Tells whether there is room for its pages, or nobody else has taken them for long."""
+        """Returns whether there is room for its pages, or nobody else has taken them for long."""
         if left.size_bytes > self._room_bytes:
             return left.seen_s <= time.time() - self._return_s
         self._room_bytes -= left.size_bytes

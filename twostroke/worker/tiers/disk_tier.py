@@ -162,7 +162,7 @@ class DiskTier:
         return self.store.find(block_hash)
 
     def keeps(self, block_hash: BlockHash) -> bool:
-        """Tells whether a block is on disk or on its way there."""
+        """Returns whether a block is on disk or on its way there."""
         return block_hash in self.store or block_hash in self._writing
 
     def hit(self, block_hash: BlockHash) -> None:
@@ -180,7 +180,7 @@ class DiskTier:
         self._sightings.saw(block_hash)
 
     def takes(self, block_hash: BlockHash) -> bool:
-        """Tells whether a page is to be written now, and takes its bytes from the budget."""
+        """Returns whether a page is to be written now, and takes its bytes from the budget."""
         if self._is_off or self.keeps(block_hash):
             return False
         if not self._staged or self.writes >= self._staging.pages or not self.store.has_room():

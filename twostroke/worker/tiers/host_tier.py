@@ -66,7 +66,7 @@ class HostTier:
         return self.store.get(block_hash)
 
     def keeps(self, block_hash: BlockHash) -> bool:
-        """Tells whether a block is here, and makes it the last one to leave."""
+        """Returns whether a block is here, and makes it the last one to leave."""
         is_here = block_hash in self.store
         if is_here:
             self.store.touch(block_hash)
@@ -181,7 +181,7 @@ class HostFetcher:
         return data
 
     def close(self) -> None:
-        """The memory is the tier's."""
+        """Closes nothing: the tier owns the memory, and closes it."""
 
 
 def _time_of_a_copy(memory: PageMemory) -> PageTime:

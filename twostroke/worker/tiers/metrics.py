@@ -105,7 +105,7 @@ class TierMetrics:
         )
 
     def watch(self, uses: Uses) -> None:
-        """Export all series of these tiers from 0 on, and their use at every scrape."""
+        """Exports all series of these tiers from 0 on, and their use at every scrape."""
         for tier in uses():
             labels = self._labels(tier)
             for counter in (
@@ -143,14 +143,14 @@ class TierMetrics:
         self._written_bytes.labels(*self._labels(tier)).inc(size_bytes)
 
     def skipped(self, tier: Tier, reason: str) -> None:
-        """`reason`: one of SKIPS."""
+        """Counts a page that was not copied to a tier. `reason`: one of SKIPS."""
         self._skipped.labels(*self._labels(tier), reason).inc()
 
     def failed_verification(self, tier: Tier) -> None:
         self._failures.labels(*self._labels(tier)).inc()
 
     def evicted(self, tier: Tier, reason: str, pages: int = 1) -> None:
-        """`reason`: one of EVICTIONS."""
+        """Counts pages that left a tier. `reason`: one of EVICTIONS."""
         self._evicted.labels(*self._labels(tier), reason).inc(pages)
 
     def aged(self, tier: Tier, age_s: float) -> None:

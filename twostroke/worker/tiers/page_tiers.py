@@ -120,9 +120,10 @@ class PageTiers:
         self._opened[tier].hit(block_hash)
 
     def damaged_read(self, tier: Tier, read: PageRead[Any]) -> None:
-        """A page's bytes were not those that were stored: it is not used, and never found again.
+        """Drops a block whose page was read with other bytes than were stored.
 
-        It is a mere miss where the block has left the place that was read: others may have written there.
+        It counts as a miss, not as damage, where the block has left the place that was read: others may have written
+        there.
         """
         if self.place(tier, read.block_hash) != read.place:
             return
@@ -131,12 +132,12 @@ class PageTiers:
         self._drop(tier, read.block_hash, "damaged")
 
     def missing_read(self, tier: Tier, read: PageRead[Any]) -> None:
-        """A page was not there any more, for instance because somebody removed its file."""
+        """Drops a block whose page was not there any more, for instance because somebody removed its file."""
         if self.place(tier, read.block_hash) == read.place:
             self._drop(tier, read.block_hash, "forgotten")
 
     def damaged(self, block_hash: BlockHash) -> None:
-        """A page changed in memory before it was written to disk."""
+        """Drops a block whose page changed in memory before it was written to disk."""
         self.metrics.failed_verification(Tier.HOST)
         self._drop(Tier.HOST, block_hash, "damaged")
 

@@ -10,10 +10,10 @@ from twostroke.scheduler.cost import Queued
 from twostroke.worker.measured.page_time import PageTime
 
 PROBE_PAGES = 5
-"""A probe of a disk that was slow counts as so many pages: about half."""
+"""A probe of a disk that was slow counts as this many pages: about half."""
 MOST_UNLIKE = 3.0
-"""Loading and computing together take at least a quarter less than the better one where neither takes more than so many
-times the other's time."""
+"""Loading and computing share the blocks only where neither takes more than this many times the other's time. Together
+they then take at least a quarter less than the faster one alone."""
 LEAST_SHARED_S = 0.05
 """Shorter loads are not shared with computing: little can be gained, and a stall of the disk looks like a slow one."""
 LEAST_SHARE = 0.1
@@ -30,13 +30,13 @@ class ReadQueue:
 
 
 def predicted_read_s(page_time: PageTime, queues: Sequence[ReadQueue], thread: int, pages: int) -> float:
-    """Predicts when a thread of a tier has read so many pages more than it has in its queue."""
+    """Predicts when a thread of a tier has read this many pages more than it has in its queue."""
     own, overdue_s = queues[thread], max(0.0, queues[thread].fetching_s - page_time.seconds)
     return page_time.reading_s(own.pages + pages, _beside(queues, thread)) + overdue_s
 
 
 def thread_for(page_time: PageTime, queues: Sequence[ReadQueue], pages: int) -> int:
-    """Returns the thread of a tier that is to read so many pages more.
+    """Returns the thread of a tier that is to read this many pages more.
 
     A short load passes a long one on another thread. A load waits behind one where reading both at once would delay
     that one by more than the wait costs.
@@ -78,15 +78,15 @@ def queued_blocks(blocks: Iterable[int], block_size: int) -> Queued:
 
 
 def blocks_to_compute(count: int, load_s: Callable[[int], float], compute_s: Callable[[int], float]) -> int:
-    """Returns how many first ones of `count` blocks to compute while the others are loaded, so that both end together.
+    """Returns how many of the first blocks to compute while the rest of `count` is loaded, so that both end together.
 
-    `load_s` predicts the time of loading so many of the last ones, `compute_s` of computing so many of the first ones.
+    `load_s` predicts the time of loading a number of last blocks, `compute_s` that of computing a number of first ones.
     """
     return bisect.bisect_left(range(count), 0.0, key=lambda first: compute_s(first + 1) - load_s(count - first - 1))
 
 
 def pays_in_part(load_s: float, other_s: float, *, is_alone: bool) -> bool:
-    """Tells whether to compute first blocks while a load brings the last ones, where nothing else would bring any.
+    """Returns whether to compute first blocks while a load brings the last ones, where nothing else would bring any.
 
     What a load would bring soon is not computed, and not at all beside other work (unless `is_alone`).
     """
@@ -97,12 +97,12 @@ def pays_in_part(load_s: float, other_s: float, *, is_alone: bool) -> bool:
 
 
 def pays(load_s: float, other_s: float) -> bool:
-    """Tells whether a load is worth beginning."""
+    """Returns whether a load is worth beginning."""
     return load_s < other_s
 
 
 def is_late(elapsed_s: float, wait_s: float, arrived: int, wanted: int, other_s: float) -> bool:
-    """Tells whether a load is to be given up: at its pace so far, what takes `other_s` would have been done sooner.
+    """Returns whether a load is to be given up: at its pace so far, what takes `other_s` would have been done sooner.
 
     `wait_s` was predicted to pass before its first page is read.
     """

@@ -152,7 +152,7 @@ class BusyThreads:
         self.since_s[thread] = None
 
     def is_beside(self, thread: int) -> bool:
-        """Tells whether another thread is reading."""
+        """Returns whether another thread is reading."""
         return any(since_s is not None for index, since_s in enumerate(self.since_s) if index != thread)
 
     def begun_beside(self, thread: int) -> int:
@@ -255,19 +255,19 @@ class TierReaders(Generic[Place]):
         self.page_time = self.page_time.after_reads(times)
 
     def took_at_least(self, seconds: float, pages: int) -> None:
-        """Learns from a load that was given up before it had brought so many pages."""
+        """Learns from a load that was given up before it had brought this many pages."""
         self.page_time = self.page_time.at_least(seconds / pages)
 
     def thread_for(self, pages: int) -> ReaderThread[Place]:
-        """Returns the thread that is to read a job of so many pages, if it comes now."""
+        """Returns the thread that is to read a job of this many pages, if it comes now."""
         return self.threads[thread_for(self.page_time, self._queues(), pages)]
 
     def read_s(self, pages: int) -> float:
-        """Predicts how long so many pages take where nothing else is read."""
+        """Predicts how long this many pages take where nothing else is read."""
         return pages * self.page_time.seconds
 
     def load_s(self, pages: int) -> float:
-        """Predicts how long a job of so many pages takes if it comes now, with those that wait before it."""
+        """Predicts how long a job of this many pages takes if it comes now, with those that wait before it."""
         queues = self._queues()
         return predicted_read_s(self.page_time, queues, thread_for(self.page_time, queues, pages), pages)
 

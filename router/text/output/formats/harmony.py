@@ -73,15 +73,15 @@ class HarmonySyntax:
             self._add(held)
             self._end_arguments()
         elif self.state != self._outside:
-            self._framing.parts.add_text(self._said() + held)
+            self._framing.parts.add_text(self._header_text() + held)
 
     def _first_header(self, char: str) -> bool:
         """Takes the beginning of the first header, which some answers leave out: they are text then."""
-        said = (self._header + char).lstrip()
-        if said.startswith(("<", "to=")):
+        header = (self._header + char).lstrip()
+        if header.startswith(("<", "to=")):
             self.state = self._in_header
             return False
-        if (said and not "to=".startswith(said)) or len(self._header) >= MAX_HEADER:
+        if (header and not "to=".startswith(header)) or len(self._header) >= MAX_HEADER:
             self._begin_text()
             return False
         self._header += char
@@ -95,22 +95,22 @@ class HarmonySyntax:
         elif mark in (CHANNEL, CONSTRAIN):
             self._header += mark
         elif mark:
-            self._framing.parts.add_text(self._said())
+            self._framing.parts.add_text(self._header_text())
             self._after_message(mark)
         elif len(self._header) > MAX_HEADER:
             self._begin_text()
         return True
 
     def _begin_text(self) -> None:
-        self._framing.parts.add_text(self._said())
+        self._framing.parts.add_text(self._header_text())
         self._header = ""
         self._add = self._framing.parts.add_text
         self.state = self._body
 
-    def _said(self) -> str:
-        """Returns what a header says that turned out to be none."""
-        said = self._header.removeprefix("assistant")
-        return said.replace(CHANNEL, "").replace(CONSTRAIN, "")
+    def _header_text(self) -> str:
+        """Returns the text of a header that turned out not to be one."""
+        header = self._header.removeprefix("assistant")
+        return header.replace(CHANNEL, "").replace(CONSTRAIN, "")
 
     def _begin_body(self) -> None:
         header = _HEADER.fullmatch(self._header)

@@ -240,7 +240,7 @@ class TextLines:
         self._line = ""
 
     def go_on(self, text: str) -> None:
-        """Goes on behind text that was no call."""
+        """Goes on behind text that was not a call."""
         last = text.rpartition("\n")[2]
         self._line = _SOMETHING if last.strip() or not text else last
 

@@ -242,7 +242,7 @@ class Qwen3CoderSyntax:
         return True
 
     def _is_declared(self, written: str) -> bool:
-        """Tells whether this names a parameter of the tool that the call does not have yet."""
+        """Returns whether this names a parameter of the tool that the call does not have yet."""
         properties, name = self._tool.get("properties"), _name_in(written)
         return name not in self._given and isinstance(properties, Mapping) and name in properties
 
@@ -262,26 +262,26 @@ class Qwen3CoderSyntax:
         ends = self._ends_value
         if ends is None:
             return True
-        said, self._ending = self._ending, ""
+        ending, self._ending = self._ending, ""
         if ends:
             self._value.end()
             self._begin_body()
-            self._take_again(said)
+            self._take_again(ending)
         else:
-            self._value.add(said[0])
-            self._take_again(said[1:])
+            self._value.add(ending[0])
+            self._take_again(ending[1:])
         return True
 
     @property
     def _ends_value(self) -> bool | None:
-        """Tells whether the value ends with the text that was held back. None: that is not certain yet."""
-        said = self._ending
-        if said.startswith(_PARAMETER):
-            return self._begins_next(said.removeprefix(_PARAMETER))
-        mark = next((mark for mark in _BEHIND if said.startswith(mark)), None)
+        """Returns whether the value ends with the text that was held back. None: that is not certain yet."""
+        ending = self._ending
+        if ending.startswith(_PARAMETER):
+            return self._begins_next(ending.removeprefix(_PARAMETER))
+        mark = next((mark for mark in _BEHIND if ending.startswith(mark)), None)
         if mark is None:
-            return None if any(mark.startswith(said) for mark in (*_BEHIND, _PARAMETER)) else False
-        behind = said.removeprefix(mark)
+            return None if any(mark.startswith(ending) for mark in (*_BEHIND, _PARAMETER)) else False
+        behind = ending.removeprefix(mark)
         if mark == _END_PARAMETER and (self._value.is_inline or self._value.is_at_line):
             return True
         if mark == CLOSE and behind == "\n" and self._value.is_at_line:
@@ -294,7 +294,7 @@ class Qwen3CoderSyntax:
         return None if any(each.startswith(following) for each in _BEHIND[mark]) else False
 
     def _begins_next(self, name: str) -> bool | None:
-        """Tells whether another parameter begins: the call has its closing mark left out."""
+        """Returns whether another parameter begins: the call has its closing mark left out."""
         if name.endswith(">"):
             return self._is_declared(name[:-1])
         return False if name.endswith(("<", "\n")) or len(name) > MAX_NAME else None

@@ -63,7 +63,7 @@ def unmarked_calls(tools: Sequence[Mapping[str, Any]], use: ToolUse, wanted: Str
 
 
 def _binds_calls(tools: Sequence[Mapping[str, Any]], use: ToolUse) -> bool:
-    """Tells whether calls must keep to a grammar."""
+    """Returns whether calls must keep to a grammar."""
     is_strict = use.keeps_arguments or any(_is_strict(tool) for tool in tools)
     return use.must_call or not use.is_parallel or is_strict
 

@@ -72,8 +72,12 @@ class ToolSchema:
     @property
     def properties(self) -> Json | None:
         """Schemas of parameters by name. None: there may be any."""
-        said = self.parameters.get("properties")
-        return None if said is None and self.parameters.get("additionalProperties") is not False else said or {}
+        properties = self.parameters.get("properties")
+        return (
+            None
+            if properties is None and self.parameters.get("additionalProperties") is not False
+            else properties or {}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +131,9 @@ def _tool_schema(function: Json, field: str) -> ToolSchema:
         return ToolSchema(name, NO_ARGUMENTS, is_strict, field)
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
         raise InvalidRequest(f"{field} must be the schema of an object", field=field)
-    for keyword, kind, said in (("properties", dict, "an object"), ("required", list, "a list")):
+    for keyword, kind, kind_name in (("properties", dict, "an object"), ("required", list, "a list")):
         if not isinstance(schema.get(keyword), kind | None):
-            raise wrong_kind(f"{field}.{keyword}", schema[keyword], said)
+            raise wrong_kind(f"{field}.{keyword}", schema[keyword], kind_name)
     try:
         copied = json.loads(json.dumps({**schema, "type": "object"}))  # checking changes it
         checked: Json = checked_schema(copied, field, is_strict=is_strict)

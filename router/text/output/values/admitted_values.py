@@ -123,8 +123,8 @@ class _Reader:
 
 
 def _typed(schema: Mapping[str, Any]) -> Admitted:
-    said = schema.get("type")
-    types = frozenset(each for each in (said if isinstance(said, list) else [said]) if isinstance(each, str)) & TYPES
+    named = schema.get("type")
+    types = frozenset(each for each in (named if isinstance(named, list) else [named]) if isinstance(each, str)) & TYPES
     if not types:
         return ANYTHING
     return Admitted(types | {"null"} if schema.get("nullable") is True else types)
@@ -150,7 +150,7 @@ def _types_of(value: Any) -> frozenset[str]:
 
 
 def may_be_text(admitted: Admitted) -> bool:
-    """Tells whether some string is admitted."""
+    """Returns whether some string is admitted."""
     return admitted.takes_text or any(each.startswith('"') for each in admitted.literals)
 
 

@@ -34,7 +34,7 @@ class ArgumentsText:
         """The beginning of an escape, or of the word null."""
 
     def take(self, char: str) -> Progress:
-        """Returns BROKEN for a character that cannot follow: it is no part of the arguments."""
+        """Returns BROKEN for a character that cannot follow: it is not part of the arguments."""
         return self._take(char)
 
     def write(self, text: str) -> None:
@@ -53,7 +53,7 @@ class ArgumentsText:
         return ready
 
     def complete(self) -> str:
-        """Completes the object. Returns what was held and is no part of it."""
+        """Completes the object. Returns what was held and is not part of it."""
         if self._is_whole:
             return ""
         scanner, self._is_whole = self._scanner, True
@@ -75,7 +75,7 @@ class ArgumentsText:
 
     @property
     def _is_in_string(self) -> bool:
-        """What follows is in a string that is no name."""
+        """What follows is in a string that is not a name."""
         return self._scanner.expects is Expects.STRING and not self._scanner.is_key
 
     def _first(self, char: str) -> Progress:
@@ -128,7 +128,7 @@ class ArgumentsText:
             self._begun = char
             return Progress.MORE
         if char != '"':
-            return self._said(char)
+            return self._in_string(char)
         if not self.has_begun:
             self.complete()
         return Progress.DONE if self._is_whole else Progress.BROKEN
@@ -143,12 +143,12 @@ class ArgumentsText:
         elif char not in _ESCAPED:
             return Progress.BROKEN
         escape, self._begun = self._begun, ""
-        for said in _unescaped(escape):
-            if self._said(said) is Progress.BROKEN:
+        for text in _unescaped(escape):
+            if self._in_string(text) is Progress.BROKEN:
                 return Progress.BROKEN
         return Progress.MORE
 
-    def _said(self, char: str) -> Progress:
+    def _in_string(self, char: str) -> Progress:
         """Takes one character of the text in a string. Only whitespace may stand around the object."""
         if char.isspace() and (self._is_whole or not self.has_begun):
             return Progress.MORE

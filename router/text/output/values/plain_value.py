@@ -28,7 +28,7 @@ class PlainValue:
         self._admitted = admitted
         self._write = write
         self._held: list[str] = []
-        """A value that may be no string."""
+        """A value that need not be a string."""
         self._held_chars = 0
         self._is_first = True
         self._is_string = self._has_newline = self._has_begun = False
@@ -43,15 +43,15 @@ class PlainValue:
         return self._has_newline or not self._has_begun
 
     def add(self, text: str) -> None:
-        """Adds to the value. A first and a last newline are no part of it."""
+        """Adds to the value. A first and a last newline are not part of it."""
         for char in text:
             if self._is_first:
                 self._is_first, self.is_inline = False, char != "\n"
                 if char == "\n":
                     continue
-            said = "\n" * self._has_newline + char
+            added = "\n" * self._has_newline + char
             self._has_newline, self._has_begun = char == "\n", True
-            self._add(said[:-1] if self._has_newline else said)
+            self._add(added[:-1] if self._has_newline else added)
 
     def flush(self) -> None:
         """Writes a value that was held back. A string stays open."""
@@ -87,24 +87,24 @@ def is_certain_text(begun: str, admitted: Admitted) -> bool:
     """Returns whether a value that begins so can only be a string, whatever follows."""
     if admitted.is_text:
         return True
-    said = begun.strip()
-    if not admitted.takes_text or not said or _OPENING.get(said[0]) in admitted.types:
+    text = begun.strip()
+    if not admitted.takes_text or not text or _OPENING.get(text[0]) in admitted.types:
         return False
     words = {each for each in admitted.literals if not each.startswith('"')}
     words |= {"null"} & admitted.types
-    return not any(len(word) > MAX_WORD or word.startswith(said) for word in words)
+    return not any(len(word) > MAX_WORD or word.startswith(text) for word in words)
 
 
 def as_json(text: str, admitted: Admitted) -> str:
     """Returns a value as JSON text. What the schema does not admit is JSON where it can be read so, else a string."""
-    said = text.strip()
+    stripped = text.strip()
     if admitted.is_text or quoted(text) in admitted.literals:
         return quoted(text)
-    if canonical(said) in admitted.literals:
-        return quoted(said)
+    if canonical(stripped) in admitted.literals:
+        return quoted(stripped)
     if admitted.takes_text:
-        return _beside_text(said, admitted) or quoted(text)
-    readings = list(_readings(said))
+        return _beside_text(stripped, admitted) or quoted(text)
+    readings = list(_readings(stripped))
     for value, written in readings:
         if admitted.admits(value):
             return written
@@ -112,59 +112,59 @@ def as_json(text: str, admitted: Admitted) -> str:
     return quoted(text) if has_texts or not readings else readings[0][1]
 
 
-def _beside_text(said: str, admitted: Admitted) -> str | None:
+def _beside_text(text: str, admitted: Admitted) -> str | None:
     """Returns what a value is that might be any string, too. None: a string."""
-    read = _json(said)
+    read = _json(text)
     if read is None or isinstance(read[0], str):
         return None
     value, written = read
     is_admitted = canonical(value) in admitted.literals or (value is None and "null" in admitted.types)
-    is_admitted |= isinstance(value, dict | list) and _OPENING[said[0]] in admitted.types
+    is_admitted |= isinstance(value, dict | list) and _OPENING[text[0]] in admitted.types
     return written if is_admitted else None
 
 
-def _readings(said: str) -> Iterator[tuple[Any, str]]:
-    """Yields what a text may mean that is no string, as values and as JSON text."""
-    if (read := _json(said)) is not None:
+def _readings(text: str) -> Iterator[tuple[Any, str]]:
+    """Yields what a text may mean that is not a string, as values and as JSON text."""
+    if (read := _json(text)) is not None:
         yield read
         if isinstance(read[0], str) and (inner := _json(read[0].strip())) is not None:
             yield inner  # written as the text of JSON in a string
         return
-    if (word := _WORDS.get(said.lower())) is not None:
+    if (word := _WORDS.get(text.lower())) is not None:
         yield json.loads(word), word
-    if _NUMBER.fullmatch(said) and math.isfinite(number := float(said)):
+    if _NUMBER.fullmatch(text) and math.isfinite(number := float(text)):
         value = int(number) if number.is_integer() and abs(number) < 2**53 else number
         yield value, json.dumps(value)
-    if said[:1] in ("{", "[", "(") and (written := _python(said)) is not None:
+    if text[:1] in ("{", "[", "(") and (written := _python(text)) is not None:
         yield json.loads(written), written
 
 
-def _json(said: str) -> tuple[Any, str] | None:
+def _json(text: str) -> tuple[Any, str] | None:
     """Returns the value of JSON text, and the text without raw control characters. None: it is no JSON."""
-    written = _scanned(said) if said[:1] in _OPENING else said
+    written = _scanned(text) if text[:1] in _OPENING else text
     try:
         return None if written is None else (json.loads(written, parse_constant=_refuse), written)
     except (ValueError, RecursionError):
         return None
 
 
-def _scanned(said: str) -> str | None:
+def _scanned(text: str) -> str | None:
     """Returns an object or list that is whole, and not deeper than arguments may be."""
     scanner, written = JsonScanner(), list[str]()
-    for index, char in enumerate(said):
+    for index, char in enumerate(text):
         written.append(fixed(char, scanner.expects))
         progress = scanner.take(char)
         if progress is Progress.BROKEN or len(scanner.stack) >= MAX_DEPTH:
             return None
         if progress is Progress.DONE:
-            return "".join(written) if index == len(said) - 1 else None
+            return "".join(written) if index == len(text) - 1 else None
     return None
 
 
-def _python(said: str) -> str | None:
+def _python(text: str) -> str | None:
     written: list[str] = []
     value = PythonValue(written.append)
-    for char in said:
+    for char in text:
         if value.take(char) is not Progress.MORE:
             return None
     # The value is whole where a character behind it is not taken.

@@ -91,9 +91,9 @@ class PythonValue:
             self.held += char
             self._hex_left, self._state = _HEX_DIGITS[char], self._hex
             return Progress.MORE
-        # A line's end behind a backslash is no part of the string; an unknown escape stands for itself.
-        said = "" if char == "\n" else _ESCAPED.get(char, self.held + char)
-        self._end_escape(said)
+        # A line's end behind a backslash is not part of the string; an unknown escape stands for itself.
+        text = "" if char == "\n" else _ESCAPED.get(char, self.held + char)
+        self._end_escape(text)
         return Progress.MORE
 
     def _hex(self, char: str) -> Progress:
@@ -112,8 +112,8 @@ class PythonValue:
             self._emit(f"\\u{code:04x}")
         return Progress.MORE
 
-    def _end_escape(self, said: str) -> None:
-        self._emit(quoted(said)[1:-1])
+    def _end_escape(self, text: str) -> None:
+        self._emit(quoted(text)[1:-1])
         self.held, self._state = "", self._string
 
     def _atom(self, char: str) -> Progress:

@@ -28,7 +28,7 @@ class IndexOptions(Settings):
     def model_post_init(self, _context: Any) -> None:
         file_can_be_made("--json", self.json_path)
         if self.dynamo_python is not None and shutil.which(self.dynamo_python) is None:
-            raise ConfigError(f"--dynamo-python {self.dynamo_python}: is no program", field="--dynamo-python")
+            raise ConfigError(f"--dynamo-python {self.dynamo_python}: is not a program", field="--dynamo-python")
 
     @property
     def dynamo_program(self) -> str | None:

@@ -89,7 +89,7 @@ def test_a_subject_that_is_not_there_is_named_with_the_reason() -> None:
         ({"workers": 2}, "--workers must be 3 or more, got 2"),
         ({"blocks": 100}, "--blocks must be 7500 or more, got 100"),
         ({"lookups": 1}, "--lookups must be 2 or more, got 1"),
-        ({"dynamo_python": "/nowhere/python"}, "--dynamo-python /nowhere/python: is no program"),
+        ({"dynamo_python": "/nowhere/python"}, "--dynamo-python /nowhere/python: is not a program"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(changes: dict[str, object], message: str) -> None:

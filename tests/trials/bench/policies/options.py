@@ -71,7 +71,7 @@ class PoliciesOptions:
         positive("--warmup", self.warmup)
         file_can_be_made("--json", self.json_path)
         if self.log_dir is not None and not self.log_dir.is_dir():
-            raise ConfigError(f"--log-dir {self.log_dir}: is no directory", field="log_dir")
+            raise ConfigError(f"--log-dir {self.log_dir}: is not a directory", field="log_dir")
         unknown = [policy for policy in self.policies if policy not in POLICIES]
         if unknown:
             raise ConfigError(f"--policies: `twostroke serve` has no {', '.join(unknown)}", field="policies")

@@ -34,7 +34,7 @@ from twostroke.base.errors import ConfigError
 SCHEMA_VERSION = 1
 """Version of the JSON; it is raised when a key changes its meaning."""
 SLOW_S = 3.0
-"""Longest wait for the next token that is not reported: longer is no miss, but worth a look."""
+"""Longest wait for the next token that is not reported: longer is not a miss, but worth a look."""
 PART_OF_DEFAULT = 5
 """One fault of so many is tried on the second cluster."""
 DISK = "4M"
@@ -151,7 +151,7 @@ def keep_logs(logs: Path, folder: Path | None, outcome: Outcome) -> None:
     if folder is None:
         return
     name = str(outcome.trial).replace("/", "-")
-    with contextlib.suppress(shutil.Error):  # sockets are no files
+    with contextlib.suppress(shutil.Error):  # sockets are not files
         shutil.copytree(logs, folder / name, dirs_exist_ok=True, symlinks=True)
 
 

@@ -33,7 +33,7 @@ TOKEN = "token-of-the-fuzzed-cluster"
 NOWHERE = "127.0.0.1:1"
 """An address at which nobody listens."""
 CALLERS = 3
-"""One of so many callers is no operator."""
+"""One of so many callers is not an operator."""
 ANSWER_S = 30.0
 ASKED = "asked-before"
 """Id of a request that the router remembers."""
@@ -72,7 +72,7 @@ def console() -> Iterator[Try]:
             key = operator_key(TOKEN) if who else "nobody's"
             status, answer = runner.run(_call(app, method, path, asked, key, sent))
             assert status != 500, f"an internal error: {answer!r}"
-            assert status != 200 or who, "an answer for who is no operator"
+            assert status != 200 or who, "an answer for who is not an operator"
             if answer and status not in (404, 405):
                 json.loads(answer)
 
@@ -118,7 +118,7 @@ async def _call(app: Any, method: str, path: str, query: bytes, key: str, body: 
 
 
 def _mutate(data: bytes, draw: random.Random) -> bytes:
-    """Changes what is sent more often than where to: most other names are no calls."""
+    """Changes what is sent more often than where to: most other names are not calls."""
     try:
         who, method, name, query, body = json.loads(data)
     except (ValueError, TypeError):

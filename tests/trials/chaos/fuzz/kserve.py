@@ -93,7 +93,7 @@ def bodies() -> Iterator[Try]:
 
 
 def _mutate_infer(data: bytes, draw: random.Random) -> bytes:
-    """Changes a parameter, or anything else: maps are no fields that `mutate_message` changes."""
+    """Changes a parameter, or anything else: maps are not fields that `mutate_message` changes."""
     if draw.randrange(3):
         return _CHANGE(data, draw)
     try:

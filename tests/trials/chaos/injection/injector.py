@@ -184,7 +184,7 @@ def cut(connection: Connection) -> None:
 def from_environment() -> Injector | None:
     """The injector of a process that was started with TWOSTROKE_FAULT; None for every other process.
 
-    Raises ConfigError for what is no fault.
+    Raises ConfigError for what is not a fault.
     """
     wanted = os.environ.get(ENVIRONMENT)
     if not wanted:

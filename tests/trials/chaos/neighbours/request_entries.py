@@ -163,7 +163,7 @@ async def bodies_of_numbers(play: Play) -> None:
 
 @TABLE.entry(key=True)
 async def huge_numbers(play: Play) -> None:
-    """Integers of 4,300 digits, and numbers that are no numbers (29)."""
+    """Integers of 4,300 digits, and numbers that are not numbers (29)."""
     digits = "9" * 4300
     numbers = (digits, f"-{digits}", "1e400", "NaN", "-Infinity", f"0.{digits}", f"1e{digits}")
     names = ("max_tokens", "seed", "n", "temperature")

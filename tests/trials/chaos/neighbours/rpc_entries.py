@@ -323,7 +323,7 @@ async def wrong_tokens_at_workers(play: Play) -> None:
 
 @TABLE.entry(key=False, port="fleet")
 async def strangers_at_the_fleet_service(play: Play) -> None:
-    """Watches and reports from who is no router, and large ones."""
+    """Watches and reports from who is not a router, and large ones."""
     paths = [f"/twostroke.v1.Fleet/{name}" for name in ("Watch", "Report", "DrainWorker", "AssignRole")]
     await _strangers(play, [play.target.fleet], paths, bytes(1 << 20), 8)
 

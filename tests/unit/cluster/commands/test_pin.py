@@ -159,7 +159,7 @@ MISTAKES = {
     "an empty text": (["add", "--text", ""], "the text of the pin is empty"),
     "a file that is not there": (["add", "--text-file", "/nowhere/x"], "--text-file /nowhere/x: No such file"),
     "a folder": (["add", "--text-file", "/"], "--text-file /: Is a directory"),
-    "bytes that are no text": (["add", "--text-file", "{folder}/bytes"], "it is no text"),
+    "bytes that are not text": (["add", "--text-file", "{folder}/bytes"], "it is not text"),
     "too much text": (["add", "--text-file", "{folder}/large"], "at most 921,600 can be pinned"),
     "no JSON": (["add", "--chat", "{folder}/bad.json"], "is not valid JSON"),
     "JSON too deep": (["add", "--chat", "{folder}/deep.json"], "is not valid JSON"),
@@ -180,13 +180,13 @@ MISTAKES = {
     "too many workers": (["add", "--text", "a", "--workers", "99999"], "from 1 to 1024"),
     "more workers than a number has digits": (["add", "--text", "a", "--workers", "9" * 5000], "from 1 to 1024"),
     **{
-        f"bytes for {flag}": (["add", "--text", "a", flag, "\udcff"], f"{flag}: it is no text")
+        f"bytes for {flag}": (["add", "--text", "a", flag, "\udcff"], f"{flag}: it is not text")
         for flag in ("--text", "--owner", "--tenant", "--cache-salt", "--workers")
     },
-    "bytes for a system prompt": (["add", "--system", "\udcff"], "--system: it is no text"),
-    "half a character in JSON": (["add", "--chat", "{folder}/half-character.json"], "messages[0]: it is no text"),
-    "bytes for an id": (["remove", "\udcff"], "ID: it is no text"),
-    "bytes for an owner": (["remove", "--owner", "\udcff"], "--owner: it is no text"),
+    "bytes for a system prompt": (["add", "--system", "\udcff"], "--system: it is not text"),
+    "half a character in JSON": (["add", "--chat", "{folder}/half-character.json"], "messages[0]: it is not text"),
+    "bytes for an id": (["remove", "\udcff"], "ID: it is not text"),
+    "bytes for an owner": (["remove", "--owner", "\udcff"], "--owner: it is not text"),
     "no wait": (["add", "--text", "a", "--wait", "long"], "--wait: not a duration"),
     "nothing to remove": (["remove"], "name one pin by its ID, or an --owner, or --hints"),
     "two things to remove": (["remove", "0a", "--hints"], "name one pin by its ID"),

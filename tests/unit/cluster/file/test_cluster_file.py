@@ -126,8 +126,8 @@ def test_the_command_line_has_the_last_word_about_the_ray_cluster() -> None:
         ("prefill: {resources: {num_gpus: many}}", "prefill.resources.num_gpus must be a number, got text: 'many'"),
         ("prefill: {resources: {memory: lots}}", "prefill.resources.memory: not a size"),
         ("prefill: {resources: 3}", "prefill.resources must be a section with keys, got a number"),
-        ("decode: {labels: {role: a b}}", "cluster.yaml:1: decode.labels.role: 'a b' is no value of a label"),
-        ("decode: {labels: {-role: a}}", "decode.labels.-role: '-role' is no label of a Ray node"),
+        ("decode: {labels: {role: a b}}", "cluster.yaml:1: decode.labels.role: 'a b' is not a value of a label"),
+        ("decode: {labels: {-role: a}}", "decode.labels.-role: '-role' is not a label of a Ray node"),
         ("decode: {labels: {role: 3}}", "decode.labels.role must be text, got a number: 3"),
         (
             "prefill:\n  resources:\n    cpus: 4",
@@ -138,7 +138,10 @@ def test_the_command_line_has_the_last_word_about_the_ray_cluster() -> None:
         ("prefill:\n  resources: {nvme: 1, nvme: 2}", "cluster.yaml:2: nvme was said already, on line 2"),
         ("prefill: {labels: [role]}", "prefill.labels must be a section with keys, got a list"),
         ("prefill: {labels: {role: }}", "prefill.labels.role must be text, got nothing"),
-        ("prefill: {labels: {role: 'in(a'}}", "prefill.labels.role: 'in(a' is no value of a label; write for example"),
+        (
+            "prefill: {labels: {role: 'in(a'}}",
+            "prefill.labels.role: 'in(a' is not a value of a label; write for example",
+        ),
         ("prefill: {labels: {role: !spot}}", "cluster.yaml:1: not YAML: expected ' ', but found '}'; quote text"),
         ("routing: {policy: [kv]}", "routing.policy must be text, got a list: ['kv']"),
         ("prefill: {count: -1}", "cluster.yaml:1: prefill.count must be 0 (decode workers do both) or more, got -1"),
@@ -180,7 +183,7 @@ def test_what_is_wrong_is_one_line_that_says_where_and_what(text: str, said: str
     [
         ("ray: {address: nowhere}", ":1: ray.address must be HOST:PORT of a Ray head, or auto, got 'nowhere'"),
         ('ray:\n  address: "127.0.0.1:1"', ":2: ray.address 127.0.0.1:1: nothing answers there"),
-        ("model:\n  model: no/such/dir/", ":2: model.model 'no/such/dir/' is no directory here"),
+        ("model:\n  model: no/such/dir/", ":2: model.model 'no/such/dir/' is not a directory here"),
         ("workers: {transports: [pigeon]}", ":1: workers.transports must be some of"),
         ("cache: {kv_cache_memory: 1000T}", ":1: cache.kv_cache_memory: 2 workers with"),
         ("security:\n  token_file: /no/such/secret", ":2: security.token_file /no/such/secret: No such file"),

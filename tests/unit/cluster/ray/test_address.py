@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from cluster.cli import PROGRAM
-from cluster.ray.address import reachable
+from cluster.ray.address import ray_head_address
 from tests.certificates import Authority
 from tests.unit.cluster.ray.test_credentials import head, use
 
@@ -96,13 +96,13 @@ def test_up_at_a_port_of_something_else_ends_in_seconds(
     with listening(answer) as address:
         assert up(address, tmp_path) == 2
         assert time.monotonic() - begun_s < 30
-    assert "what answers there is no head of Ray" in capsys.readouterr().err
+    assert "what answers there is not a Ray head" in capsys.readouterr().err
 
 
 def test_another_server_of_grpc_is_no_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with another_rpc_server() as address:
         assert up(address, tmp_path) == 2
-    assert "what answers there is no head of Ray" in capsys.readouterr().err
+    assert "what answers there is not a Ray head" in capsys.readouterr().err
 
 
 def test_who_joins_with_tls_hears_as_soon_that_nothing_answers(
@@ -122,4 +122,4 @@ def test_a_head_that_wants_a_token_first_is_one() -> None:
         context.abort(grpc.StatusCode.UNAUTHENTICATED, "InvalidAuthToken")
 
     with head(answer=refuse) as address:
-        assert reachable(address) == address
+        assert ray_head_address(address) == address

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from cluster.ray.address import ANY_HEAD_KNOWS, reachable
+from cluster.ray.address import GET_CLUSTER_ID, ray_head_address
 from cluster.ray.credentials import CERTIFICATES
 from tests.certificates import Authority, Issued
 from twostroke.base.errors import ConfigError
@@ -33,7 +33,7 @@ def head(
     """Its address. With certificates it wants one of whoever comes, as Ray's."""
     server = grpc.server(futures.ThreadPoolExecutor(1))
     handler = grpc.unary_unary_rpc_method_handler(answer)
-    service, _, method = ANY_HEAD_KNOWS.removeprefix("/").partition("/")
+    service, _, method = GET_CLUSTER_ID.removeprefix("/").partition("/")
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
     if authority is None or issued is None:
         port = server.add_insecure_port("127.0.0.1:0")
@@ -56,7 +56,7 @@ def use(monkeypatch: pytest.MonkeyPatch, issued: Issued, authority: Authority) -
 
 def refusal(address: str) -> str:
     with pytest.raises(ConfigError) as refused:
-        reachable(address)
+        ray_head_address(address)
     return refused.value.message
 
 
@@ -86,17 +86,17 @@ def test_a_token_in_the_environment_needs_no_file(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("RAY_AUTH_TOKEN", "5" * 64)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/no/token")
     with head() as address:
-        assert reachable(address) == address
+        assert ray_head_address(address) == address
 
 
 def test_who_speaks_tls_and_who_does_not_find_out_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = Authority(tmp_path, "ours"), Authority(tmp_path, "theirs")
     issued, other = ours.issue("node"), theirs.issue("other")
     with head(ours, issued) as encrypted, head() as plain:
-        assert reachable(plain) == plain
+        assert ray_head_address(plain) == plain
         assert "Ray's head speaks TLS: set RAY_USE_TLS=1, RAY_TLS_SERVER_CERT" in refusal(encrypted)
         use(monkeypatch, issued, ours)
-        assert reachable(encrypted) == encrypted
+        assert ray_head_address(encrypted) == encrypted
         assert "Ray's head speaks no TLS, and RAY_USE_TLS is set here" in refusal(plain)
         use(monkeypatch, other, theirs)
         assert "shows a certificate that RAY_TLS_CA_CERT does not take" in refusal(encrypted)

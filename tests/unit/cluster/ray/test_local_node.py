@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from cluster.ray import idle_agent
-from cluster.ray.local_node import without_agents
+from cluster.ray.local_node import with_idle_agents
 
 
 def test_a_raylet_gets_idle_agents_and_nowhere_to_find_them() -> None:
@@ -22,7 +22,7 @@ def test_a_raylet_gets_idle_agents_and_nowhere_to_find_them() -> None:
         "--runtime_env_agent_command=python main.py",
     ]
     idle = subprocess.list2cmdline([sys.executable, "-I", "-S", idle_agent.__file__])
-    assert without_agents(before) == [
+    assert with_idle_agents(before) == [
         "raylet",
         "--metrics-agent-port=1",
         "--metrics_export_port=1",

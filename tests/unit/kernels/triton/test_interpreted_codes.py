@@ -36,7 +36,7 @@ INPUTS = 256
 CPU = torch.device("cpu")
 ALL = LAYOUTS | {
     "FP8 in blocks": FP8,
-    "FP8 of groups that are no power of two": dataclasses.replace(FP8, group=96),
+    "FP8 of groups that are not a power of two": dataclasses.replace(FP8, group=96),
     "FP8 per output": dataclasses.replace(FP8, group=INPUTS),
 }
 SLACK = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}

@@ -297,7 +297,7 @@ def test_foreign_files_in_our_own_folders_survive_their_removal(tmp_path: Path) 
     folder.close()
     assert remove_unused(tmp_path, kept=[], unseen_s=0) == 1
     assert tree(folder.path) == {*foreign, folder.path / "sub"}
-    assert remove_unused(tmp_path, kept=[], unseen_s=0) == 0, "without a lock it is no worker's folder"
+    assert remove_unused(tmp_path, kept=[], unseen_s=0) == 0, "without a lock it is not a worker's folder"
 
 
 def test_a_folder_in_trouble_is_left_out_and_the_others_are_not(

@@ -158,7 +158,7 @@ def test_a_copy_that_had_a_name_until_now_is_kept_for_some_hours_from_now_on(tmp
 @pytest.mark.parametrize("tricky", ["a\0b", "\ud800", "circle"])
 def test_what_is_no_path_is_refused_in_one_line(tmp_path: Path, tricky: str) -> None:
     (tmp_path / "circle").symlink_to("circle")
-    with pytest.raises(ConfigError, match=r"is no path|lora-dirs") as refused:
+    with pytest.raises(ConfigError, match=r"is not a path|lora-dirs") as refused:
         check_place(tmp_path / tricky, [str(tmp_path)])
     assert refused.value.message.isprintable()
 

@@ -43,9 +43,9 @@ def test_the_directory_comes_before_the_catalogue(
     if config is not None:
         (directory / "generation_config.json").write_text(json.dumps(config))
     found = recommended_sampling(str(directory))
-    assert found.said() == recommended
+    assert found.given() == recommended
     assert inference_pb2.SamplingOptions(**dataclasses.asdict(found)), "as a router says it over gRPC"
 
 
 def test_a_model_without_files_has_nothing_recommended() -> None:
-    assert recommended_sampling("").said() == {}
+    assert recommended_sampling("").given() == {}

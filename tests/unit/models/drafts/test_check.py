@@ -65,7 +65,7 @@ def test_what_is_no_tokenizer_is_named(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_not_there_is_refused_as_the_models_is(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--draft-model '\./nothing' is no directory"):
+    with pytest.raises(ConfigError, match=r"--draft-model '\./nothing' is not a directory"):
         draft_dir("./nothing", "bfloat16")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"--draft-model \S+/empty: .* no config\.json"):

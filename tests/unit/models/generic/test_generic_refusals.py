@@ -45,7 +45,7 @@ REFUSED: Final[dict[str, tuple[PreTrainedConfig, str]]] = {
     "quantised": (transformers.OPTConfig(**OPT, quantization_config={"quant_method": "awq"}), "quantised weights"),
     "no causal language model": (
         transformers.OPTConfig(**OPT, architectures=["OPTForSequenceClassification"]),
-        "OPTForSequenceClassification, which is no causal language model of transformers",
+        "OPTForSequenceClassification, which is not a causal language model of transformers",
     ),
 }
 

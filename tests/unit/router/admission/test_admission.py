@@ -408,7 +408,7 @@ def test_a_tenant_has_rivals_only_in_classes_that_are_not_below_its_own():
     assert not active.has_rivals(claim)
     active.arrived(mine, 0.0)
     active.arrived(mine, 1.0)
-    assert not active.has_rivals(claim), "it is no rival of its own"
+    assert not active.has_rivals(claim), "it is not a rival of its own"
     active.arrived(fleet.queued("equal", tenant="c", priority=1), 2.0)
     assert active.has_rivals(claim)
     active.arrived(mine, 100.0)

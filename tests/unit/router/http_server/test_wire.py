@@ -1,4 +1,4 @@
-"""Raw bytes over a real socket: what is no request, what may be smuggled, and what a refused body costs."""
+"""Raw bytes over a real socket: what is not a request, what may be smuggled, and what a refused body costs."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_what_may_be_read_in_two_ways_is_refused_and_ends_its_connection(w
         writer.write(wrong.replace(HEAD, b"POST /body HTTP/1.1\r\nHost: localhost\r\n") + LAST)
         said = await ends(reader)
     assert said.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 ", b"HTTP/1.1 505 ")), said[:100]
-    assert responses(said) == 1, "what came behind it is no request"
+    assert responses(said) == 1, "what came behind it is not a request"
     assert b"connection: close" in said
 
 

@@ -143,7 +143,7 @@ def test_ratios_are_taken_round_by_round() -> None:
     ratio = other.ratios["ttft_p50_s"]
     assert (ratio.values, ratio.median, ratio.low, ratio.high) == ((2.0, 2.0, 3.0), 2.0, 2.0, 3.0)
     assert other.ratios["tpot_mean_s"].values == (1.0, 1.0, 1.0)
-    assert "failed" not in other.ratios, "nothing over no error is no number"
+    assert "failed" not in other.ratios, "nothing over no error is not a number"
 
 
 def test_the_baseline_may_be_any_endpoint() -> None:

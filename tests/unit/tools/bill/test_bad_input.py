@@ -20,7 +20,7 @@ ANSWER = AnswerRecord(
 )  # fmt: skip
 
 BAD_FLAGS = [
-    (["--model", "nowhere"], "--model 'nowhere' is no directory here"),
+    (["--model", "nowhere"], "--model 'nowhere' is not a directory here"),
     (["--model", ""], "--model must be the name of a model, got ''"),
     (["--model", "owner/model-that-is-not-here"], "is not on this machine; run: twostroke model pull"),
     (["--model", "/dev/null"], "--model"),

@@ -145,7 +145,7 @@ class Pages(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """A request is no event."""
+        """A request is not an event."""
 
 
 @pytest.fixture

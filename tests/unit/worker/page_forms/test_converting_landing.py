@@ -27,7 +27,7 @@ from twostroke.kv_cache.memory import PageMemory
 from twostroke.worker.page_forms import converting_landing as landing_module
 from twostroke.worker.page_forms import page_converter
 from twostroke.worker.page_forms.converting_landing import BUFFERS, ConvertingLanding
-from twostroke.worker.page_forms.page_converter import Way, convert, is_for_puller
+from twostroke.worker.page_forms.page_converter import ConversionCost, convert, is_for_puller
 
 BLOCKS = 12
 TOKENS = list(range(BLOCKS))
@@ -76,19 +76,19 @@ async def test_bytes_are_those_of_the_form_that_travels_and_the_link_is_priced_w
 
 
 def test_the_cheaper_end_converts_and_near_ties_go_to_the_source() -> None:
-    def chosen(source: Way, puller: Way, bytes_per_s: float = 20e6) -> bool:
+    def chosen(source: ConversionCost, puller: ConversionCost, bytes_per_s: float = 20e6) -> bool:
         return is_for_puller(source, puller, 100, bytes_per_s)
 
-    wide, small = Way(370_000, 4e-4, 0.0, 100), Way(196_000, 4e-4, 0.0, 100)
+    wide, small = ConversionCost(370_000, 4e-4, 0.0, 100), ConversionCost(196_000, 4e-4, 0.0, 100)
     assert chosen(source=wide, puller=small), "from int8 to bfloat16 over a slow link"
     assert not chosen(source=small, puller=wide), "from bfloat16 to int8"
     assert not chosen(wide, wide)
     assert not chosen(wide, small, 1e10), "a few per cent on a fast link"
     assert not chosen(wide, small, 0.0), "nothing is known of the link"
-    busy = Way(196_000, 4e-4, 3.0, 100)
+    busy = ConversionCost(196_000, 4e-4, 3.0, 100)
     assert chosen(source=busy, puller=wide), "the source is busy"
     assert not chosen(wide, busy)
-    assert not chosen(Way(370_000, 4e-4, 0.0, 0), small, 1e9), "the source has converted them already"
+    assert not chosen(ConversionCost(370_000, 4e-4, 0.0, 0), small, 1e9), "the source has converted them already"
 
 
 async def test_pages_that_the_source_has_converted_are_pulled_as_they_are() -> None:
@@ -96,7 +96,7 @@ async def test_pages_that_the_source_has_converted_are_pulled_as_they_are() -> N
         pages = workers.compute(TOKENS, content(BLOCKS, "float32"))
         await workers.converted.of(pages[:8])
         workers.source.begin_new_generation(pages[0])
-        way = workers.converted.way(BLOCKS, pages[:10])
+        way = workers.converted.conversion_cost(BLOCKS, pages[:10])
         assert (way.conversions, way.page_bytes) == (BLOCKS - 7, workers.target.page_bytes)
 
 

@@ -187,7 +187,7 @@ HARMLESS = {"a flipped bit behind the page", "a copy of a segment", "no lock", "
 
 
 def others(folder: Path) -> dict[str, bytes | int]:
-    """Everything below the folder that is no segment of ours: a file's bytes, or its size if it has too many."""
+    """Everything below the folder that is not a segment of ours: a file's bytes, or its size if it has too many."""
     return {
         str(path): path.read_bytes() if path.is_file() and path.stat().st_size < 1 << 20 else path.lstat().st_size
         for path in folder.rglob("*")

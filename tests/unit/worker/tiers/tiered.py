@@ -50,7 +50,7 @@ async def tiered(
     compute_s: float = LONG_S,
     **settings,
 ) -> AsyncIterator[Running]:
-    """A worker with so many pages and tiers; `folder` None is no disk.
+    """A worker with so many pages and tiers; `folder` None means no disk.
 
     `compute_s` is what it predicts for computing any blocks. What it measures says anything beside other work.
     """

@@ -294,7 +294,7 @@ class SimulatedHost:
             admission.sequence.proposer = self._new_proposer()
 
     def most_steps(self, flight: Flight) -> int:
-        """A first token is told of at once."""
+        """Returns how many steps may run before their tokens are sent: one where a first token is among them."""
         return 1 if self.decode_service is not None and self._times.has_first(flight) else flight.steps
 
     def preempted(self) -> None:
@@ -314,7 +314,7 @@ class SimulatedHost:
     # Death, and the end of a run
 
     def die(self) -> Sequence[SimulatedRequest]:
-        """At once and without a word; peers notice later. Returns the requests that it owned."""
+        """Ends the worker at once; peers notice later. Returns the requests that it owned."""
         done = self.loop.stop()
         if done is not None:
             self.ran(done)

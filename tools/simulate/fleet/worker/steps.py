@@ -92,7 +92,7 @@ class Flight:
     steps: int
 
     def after(self, steps: int) -> float:
-        """Returns seconds from the beginning until so many of them have ended."""
+        """Returns seconds from the beginning until this many of them have ended."""
         if self.noisy:
             return self.noisy[steps - 1] if steps else 0.0
         return steps * self.first_s + self.growth_s * steps * (steps - 1) / 2

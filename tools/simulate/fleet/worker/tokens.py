@@ -38,7 +38,7 @@ class TokenTimes:
         """Gaps between tokens of the whole run (tools.simulate.fleet.results.Gaps)."""
 
     def has_first(self, flight: Flight) -> bool:
-        """Whether some attempt has its first token in these steps."""
+        """Returns whether some attempt has its first token in these steps."""
         requests = self._requests
         return any(chunk.samples and not requests[chunk.sequence.request_id].has_begun for chunk in flight.step.chunks)
 

@@ -15,7 +15,7 @@ from twostroke.config import Role
 
 class WorkerLifecycle:
     def __init__(self, fleet: SharedFleet, begin: dict[Role, int] | None = None) -> None:
-        """`begin`: so many of each role at first (None: all of them)."""
+        """`begin`: this many of each role at first (None: all of them)."""
         self._fleet = fleet
         self._shape = shape = fleet.shape
         self.uses = {worker: WorkerUse(worker=worker, role=Role(worker.rpartition("-")[0])) for worker in shape.workers}
@@ -57,7 +57,7 @@ class WorkerLifecycle:
     def decode_service(self, worker: WorkerId) -> SimulatedDecodeService:
         """Returns the service of a decode worker's latest epoch."""
         service = self._hosts[worker].decode_service
-        assert service is not None, f"{worker} is no decode worker"
+        assert service is not None, f"{worker} is not a decode worker"
         return service
 
     def begin(self, worker: WorkerId) -> SimulatedHost:
@@ -68,7 +68,7 @@ class WorkerLifecycle:
         return host
 
     def end(self, worker: WorkerId) -> Sequence[SimulatedRequest]:
-        """It dies; returns what it owned."""
+        """Kills a worker; returns the requests that it owned."""
         return self._hosts[worker].die()
 
     def check_quiet(self) -> None:

@@ -74,7 +74,7 @@ def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
 
 
 def is_decode_step(batch: Batch) -> bool:
-    """Whether every sequence has one new token."""
+    """Returns whether every sequence has one new token."""
     return len(batch.tokens) == batch.sequences
 
 

@@ -17,15 +17,15 @@
     eos                   token id that ends an answer, drawn one time in 64   (none: never)
     weights               another number stands for other weights: other tokens (0)
 
-Tokens depend on pages as a real model's do. The running hash of a sequence up to position p lies in p's slot of its
-page; The hash of position p + 1 continues from that of p. A sampled token is a hash over the last slots of all blocks
-of its context, and over all slots of one block. That block changes with each token. So a missing, stale or wrong page
-changes the tokens. Over a whole answer this holds even for one wrong bit. A stream that was moved has the same tokens
-as one that was not.
+Tokens depend on pages as a real model's do. Each token has a hash of its id and position. The slot of position p in its
+page holds the running hash: the sum of the token hashes up to p, modulo 2^64. A sampled token is a hash over the last
+slot of every block of its context, and over all slots of one block, a different block for each sampled token. So a
+missing, stale or wrong page changes the tokens, and a single wrong bit changes some token of a long answer. A stream
+that was moved has the same tokens as one that was not.
 
-With a window the page of a token in the window group holds a hash of the token and its position. The running hash
-includes the hash of the first token inside the window. A sampled token includes those of one block inside the window,
-another one for each token.
+With a window, the slot of a token in the window group holds a hash of the token and its position. The running hash
+includes the hash of the first token inside the window. A sampled token includes the hashes of one whole block inside
+the window, a different block for each sampled token.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from twostroke.scheduler.batch import Batch, SampleRow, ScoreRow, StepResult
 from twostroke.scheduler.cost import StepCost, StepTerms
 
 SLOT_BYTES: Final = 8
-"""The running hash of one token."""
+"""Bytes of the running hash at one token."""
 
 PAGE_BYTES: Final = 16_384
 """Default size of a page: large enough to be worth a transfer, small enough for long contexts in little memory."""
@@ -100,7 +100,7 @@ class PacedSpec:
         _require(
             self.window_page_bytes is None or self.window is not None,
             "window_page_bytes",
-            "left away without window",
+            "left out without window",
             self.window_page_bytes,
         )
         _require(self.vocab >= 2, "vocab", "at least 2", self.vocab)
@@ -162,10 +162,10 @@ class PacedSpec:
 
 
 class PacedRunner:
-    """The contract of a ModelRunner; sampling parameters other than seed and choice do not matter."""
+    """Does what a ModelRunner does for its callers. Of the sampling parameters only seed and choice matter."""
 
     def __init__(self, spec: PacedSpec, memory: PageMemory, *, block_size: int, extra: StepExtra = NO_EXTRA) -> None:
-        """What `extra` gives for a step is a number for each sequence, which changes its tokens where it is not 0."""
+        """`extra` returns a number for each sequence of a step. One that is not 0 changes its tokens."""
         self._spec = spec
         self._cost = spec.cost
         self._block_size = block_size
@@ -187,22 +187,22 @@ class PacedRunner:
         return StepResult(tokens, time.perf_counter() - started_s, scores)
 
     def close(self) -> None:
-        """Lets go of the pages, so that their memory can be unmapped."""
+        """Drops the references to the pages, so that their memory can be unmapped."""
         del self._slots, self._windows
 
     def _advance(self, batch: Batch, seeds: Hashes | None) -> None:
-        """Writes the running hashes of all new tokens."""
+        """Writes the running hashes of all new tokens: a cumulative sum over the batch, corrected by sequence."""
         starts, positions = batch.query_starts[:-1], batch.positions
         first = positions[starts]
         before = np.where(first > 0, self._slots_at(batch.block_tables, np.maximum(first - 1, 0)), np.uint64(0))
-        shares = _mix((batch.tokens.astype(np.uint64) << np.uint64(32)) + positions.astype(np.uint64) ^ self._weights)
+        hashes = _mix((batch.tokens.astype(np.uint64) << np.uint64(32)) + positions.astype(np.uint64) ^ self._weights)
         if seeds is not None:
             of_tokens = np.repeat(seeds, np.diff(batch.query_starts))
-            shares = np.where(of_tokens, _mix(shares ^ of_tokens), shares)  # rows without a seed stay as they are
+            hashes = np.where(of_tokens, _mix(hashes ^ of_tokens), hashes)  # rows without a seed stay as they are
         if self._windows is not None:
-            shares += self._windows.write(batch, shares)
-        sums = np.cumsum(shares, dtype=np.uint64)
-        before += shares[starts] - sums[starts]
+            hashes += self._windows.write(batch, hashes)
+        sums = np.cumsum(hashes, dtype=np.uint64)
+        before += hashes[starts] - sums[starts]  # takes back what the sum has of the sequences before this one
         pages, offsets = np.divmod(batch.write_slots, self._block_size)
         self._slots[pages, offsets] = sums + np.repeat(before, np.diff(batch.query_starts))
 
@@ -219,11 +219,11 @@ class PacedRunner:
         blocks = context_lens // self._block_size
         ends = self._slots[tables, self._block_size - 1]
         positions = np.arange(tables.shape[1])
-        shares = _mix(ends ^ ((positions + 1).astype(np.uint64) * _STRIDE))
-        states = np.where(positions < blocks[:, None], shares, np.uint64(0)).sum(axis=1, dtype=np.uint64)
+        block_hashes = _mix(ends ^ ((positions + 1).astype(np.uint64) * _STRIDE))
+        states = np.where(positions < blocks[:, None], block_hashes, np.uint64(0)).sum(axis=1, dtype=np.uint64)
         states += self._slots_at(tables, context_lens - 1)
-        whole = tables[np.arange(len(rows)), context_lens % np.maximum(blocks, 1)]
-        states += np.where(blocks > 0, _mix(self._slots[whole]).sum(axis=1, dtype=np.uint64), np.uint64(0))
+        whole_block = tables[np.arange(len(rows)), context_lens % np.maximum(blocks, 1)]
+        states += np.where(blocks > 0, _mix(self._slots[whole_block]).sum(axis=1, dtype=np.uint64), np.uint64(0))
         if self._windows is not None:
             states += self._windows.seen(batch, rows, context_lens)
         if extra_seeds is not None:
@@ -256,13 +256,13 @@ class PacedRunner:
         return SampledToken(token, 0.0, tuple([(other, 0.0) for other in named]))
 
     def _token(self, number: int, sample: SampleRow) -> int | None:
-        """Returns a token, None where a grammar has failed and permits none."""
+        """Returns a token. None: a grammar has failed and permits none."""
         eos, banned = self._spec.eos, sample.banned
         if sample.mask is not None:
             ids = candidates(sample.mask, self._spec.vocab, banned)
             return int(ids[number % len(ids)]) if len(ids) else None
-        number, lot = divmod(number, EOS_ONE_IN)
-        if eos is not None and lot == 0 and eos not in banned:
+        number, remainder = divmod(number, EOS_ONE_IN)
+        if eos is not None and remainder == 0 and eos not in banned:
             return eos
         first, count = _LETTERS if self._spec.vocab >= sum(_LETTERS) else (0, self._spec.vocab)
         tokens = _allowed(first, count, banned, eos)
@@ -270,14 +270,14 @@ class PacedRunner:
 
 
 class _WindowPages:
-    """The pages of the window group: slot by slot a hash of the token there."""
+    """The pages of the window group. Each slot holds a hash of the token there."""
 
     def __init__(self, slots: Hashes, window: int) -> None:
         self._slots = slots
         self._window = window
 
     def write(self, batch: Batch, tokens: Hashes) -> Hashes:
-        """Writes hashes made of those of the tokens; those of the first token that each one sees."""
+        """Writes hashes of the tokens. Returns, for each token, the hash of the first token in its window."""
         (places,) = batch.further
         block = self._slots.shape[1]
         pages, offsets = np.divmod(places.write_slots, block)
@@ -288,7 +288,7 @@ class _WindowPages:
         return first
 
     def seen(self, batch: Batch, rows: list[int], context_lens: npt.NDArray[np.int32]) -> Hashes:
-        """Returns a hash of one block of those that the last of so many tokens of each row sees whole."""
+        """Returns, for each row, a hash of one block that is entirely in the window of the row's last token."""
         (places,) = batch.further
         block = self._slots.shape[1]
         lengths = context_lens.astype(np.int64)

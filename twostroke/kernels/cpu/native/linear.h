@@ -65,7 +65,7 @@ enum Activation : int32_t { NONE = 0, SILU = 1, GELU_TANH = 2, GELU = 3 };
 // added to the values.
 struct Clamp {
     float alpha;
-    float limit;  // of gates from above, and of values from both sides; 0: nothing is clamped, and all of this is left away
+    float limit;  // of gates from above, and of values from both sides; 0: nothing is clamped, and all of this is left out
 };
 
 // `NativeLinear` of kernels/cpu/linear.py, field by field.

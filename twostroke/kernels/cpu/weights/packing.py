@@ -11,7 +11,7 @@ GROUP: Final = 64
 """Outputs of a panel, and inputs that share a scale where weights are int8: both as in native/linear.h."""
 LARGE_PAGE_BYTES: Final = 2 << 20
 ALIGNMENT: Final = 64
-"""A tensor begins at a multiple of so many bytes."""
+"""A tensor begins at a multiple of this many bytes."""
 BFLOAT16_BYTES: Final = 2
 FACT_BYTES: Final = 4
 """A scale, and the sum that makes up for shifted inputs, of one group of int8 weights."""
@@ -27,7 +27,7 @@ def copied_bytes(count: int) -> int:
 
 
 def is_quantised(inputs: int, *, is_int8: bool) -> bool:
-    """Whether a matrix with so many inputs becomes int8 where int8 weights are asked for."""
+    """Returns whether a matrix with this many inputs becomes int8 where int8 weights are asked for."""
     return is_int8 and inputs % GROUP == 0
 
 

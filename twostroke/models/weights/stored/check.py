@@ -22,7 +22,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 EXPONENT_BITS: Final = {"F16": 0x7C00, "BF16": 0x7F80, "F32": 0x7F800000}
 """All bits of the exponent: a number that has them is infinite or none."""
 NO_EXPONENT: Final = 255
-"""The scale of one byte (E8M0) that is no number."""
+"""The scale of one byte (E8M0) that is not a number."""
 
 
 def check_weights(directory: Path) -> None:
@@ -115,4 +115,4 @@ def _content(tensor: HeaderTensor) -> Bytes:
 
 
 def _no_number(path: Path, name: str) -> ConfigError:
-    return ConfigError(f"{path}: tensor {name} has a scale that is no number", field="model")
+    return ConfigError(f"{path}: tensor {name} has a scale that is not a number", field="model")

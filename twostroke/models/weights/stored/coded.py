@@ -105,7 +105,7 @@ def _check_scales(numbers: StoredNumbers, name: str) -> None:
     scales = numbers.scales
     is_wrong = scales == 255 if scales.dtype == torch.uint8 else ~scales.isfinite()
     if bool(is_wrong.any()):
-        raise ConfigError(f"weights: {name} has a scale that is no number", field="model")
+        raise ConfigError(f"weights: {name} has a scale that is not a number", field="model")
 
 
 def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:

@@ -19,7 +19,7 @@ from twostroke.models.weights.stored.tensor_header import HeaderTensor, quantiza
 SCALES: Final = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
 """Kinds of scales of a layout by the type of their tensor."""
 CODES: Final = frozenset({"I32", "I8", "U8", "F8_E4M3"})
-"""Types that are no plain numbers of a matrix."""
+"""Types that are not plain numbers of a matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class _Parts:
         """Returns how many inputs share a scale, and how many scales a row has."""
         size = group or inputs
         if inputs % size or inputs % 32:
-            raise self.wrong(f"has {inputs} inputs, which are no groups of {size}")
+            raise self.wrong(f"has {inputs} inputs, which are not groups of {size}")
         return size, inputs // size
 
 
@@ -216,7 +216,7 @@ def _fp8(parts: _Parts, scheme: Scheme) -> CodedMatrix:
     else:
         parts.check(name, (rows, 1), (rows,), (1,), (1, 1), ())
     if inputs % 32:
-        raise parts.wrong(f"has {inputs} inputs, which are no multiple of 32")
+        raise parts.wrong(f"has {inputs} inputs, which are not a multiple of 32")
     return CodedMatrix(rows, inputs, Layout(bits=8, group=group, scales=SCALES[scales.dtype], is_fp8=True), parts.found)
 
 

@@ -116,7 +116,7 @@ class _Mapped:
 def _check_finite(numbers: StoredNumbers, path: Path, name: str) -> None:
     for each in (numbers.scales, numbers.mins, numbers.supers):
         if each is not None and each.is_floating_point() and not bool(each.isfinite().all()):
-            raise ConfigError(f"{path}: tensor {name} has a scale that is no number", field="model")
+            raise ConfigError(f"{path}: tensor {name} has a scale that is not a number", field="model")
 
 
 def _halves(blocks: torch.Tensor, start: int) -> torch.Tensor:

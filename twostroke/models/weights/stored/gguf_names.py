@@ -1,7 +1,7 @@
-"""The places of a model's tensors in GGUF files, by the names that the model's own files have for them. No torch here.
+"""Finds a model's tensors in GGUF files by their Hugging Face names. No torch here.
 
-`ARCHITECTURES` is the table: one line for each value of general.architecture that is served. Names are those
-of the `gguf` package, with which llama.cpp's converter writes them.
+`ARCHITECTURES` is the table: one line for each value of general.architecture that is served. The names in GGUF files
+come from the `gguf` package, with which llama.cpp's converter writes them.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class GgufNames:
     """How files of one architecture differ from those of Llama."""
 
     is_paired: bool = False
-    """Whether the two halves of each head's queries and keys lie as pairs of neighbours."""
+    """Whether queries and keys are in interleaved rotary order, where Hugging Face files have the halves one by one."""
     has_ones_in_norms: bool = False
-    """Whether weights of norms have the 1 in them that the model adds."""
+    """Whether the stored weights of norms include the 1 that the model adds to them (Gemma)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufPlace:
-    """The tensor that holds one of the model's."""
+    """Where a file holds a tensor of the model: in one of its own tensors, or in one expert of it."""
 
     name: str
     expert: int | None = None
-    """Which of the experts in it; None for all of the tensor."""
+    """Index of the expert, where that tensor holds all experts of a layer. None: the whole tensor is meant."""
 
 
 _GEMMA: Final = GgufNames(has_ones_in_norms=True)
@@ -53,35 +53,39 @@ ARCHITECTURES: Final[Mapping[str, GgufNames]] = {
 
 
 def gguf_place(architecture: str, name: str) -> GgufPlace:
-    """Returns where a file of an architecture has what the model's own file calls `name`; that name if nowhere."""
+    """Returns where a GGUF file holds the tensor with this Hugging Face name.
+
+    Where the architecture has none, the result has `name` unchanged, which no GGUF file has.
+    """
     layer = _LAYER.fullmatch(name)
     general = name if layer is None else f"{FIRST_LAYER}{layer[2]}"
     expert = _EXPERT.fullmatch(general)
     if expert is not None:
         general = f"{expert[1]}.{expert[3]}"
+    # The name map has modules; `sinks` is a parameter that GGUF stores as a module's weight.
     stem, _, kind = (general, "", "weight") if general.endswith(".sinks") else general.rpartition(".")
-    place = _names(architecture).get(stem)
-    if place is None:
+    module = _names(architecture).get(stem)
+    if module is None:
         return GgufPlace(name)
     if layer is not None:
-        place = f"blk.{layer[1]}.{place.removeprefix('blk.0.')}"
-    return GgufPlace(f"{place}.{kind}", None if expert is None else int(expert[2]))
+        module = f"blk.{layer[1]}.{module.removeprefix('blk.0.')}"
+    return GgufPlace(f"{module}.{kind}", None if expert is None else int(expert[2]))
 
 
 @functools.cache
 def _names(architecture: str) -> Mapping[str, str]:
-    """Returns the names of modules in GGUF files by those that other files have, of a model with one layer."""
+    """Returns the GGUF names of modules by their Hugging Face names, for a model with one layer."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == architecture)
-    return {name: place for name, (_, place) in get_tensor_name_map(arch, 1).mapping.items()}
+    return {name: gguf_name for name, (_, gguf_name) in get_tensor_name_map(arch, 1).mapping.items()}
 
 
 def is_paired(architecture: str, name: str) -> bool:
-    """Whether the rows of this tensor are queries or keys in pairs of neighbours."""
+    """Returns whether the rows of this tensor are queries or keys in interleaved rotary order."""
     return ARCHITECTURES[architecture].is_paired and name.rpartition(".")[0].endswith(("q_proj", "k_proj"))
 
 
 def has_one(architecture: str, name: str) -> bool:
-    """Whether a 1 that the model adds is in the numbers of this tensor."""
+    """Returns whether the stored numbers of this tensor include the 1 that the model adds."""
     return ARCHITECTURES[architecture].has_ones_in_norms and name.endswith("norm.weight")

@@ -59,7 +59,7 @@ class _Reader:
 
     def __init__(self, options: Any, where: str) -> None:
         if not isinstance(options, Mapping):
-            raise ConfigError(f"{where} is no object", field="model")
+            raise ConfigError(f"{where} is not an object", field="model")
         self._left = dict(options)
         self._where = where
 

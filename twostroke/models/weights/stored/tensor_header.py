@@ -37,7 +37,7 @@ class WeightFiles:
     """The names of files by tensor, from the index; empty where there is no index."""
 
     def has(self, tensor: str, path: Path) -> bool:
-        """Whether the tensor of this name is meant to be read from this file."""
+        """Returns whether the tensor of this name is meant to be read from this file."""
         return self.shard_of.get(tensor, path.name) == path.name
 
 
@@ -75,7 +75,7 @@ def _shards(index: Path) -> dict[str, str]:
         raise ConfigError(f"{index} is not an index of weight files: {error!r}", field="model") from error
     for shard in shards.values():
         if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
-            raise ConfigError(f"{index} names {shard!r}, which is no weight file beside it", field="model")
+            raise ConfigError(f"{index} names {shard!r}, which is not a weight file beside it", field="model")
     return shards
 
 
@@ -130,5 +130,5 @@ def quantization_in(directory: Path) -> Mapping[str, Any] | None:
     if found is None:
         return None
     if not isinstance(found, dict):
-        raise ConfigError(f"{directory / 'config.json'}: quantization_config is no object", field="model")
+        raise ConfigError(f"{directory / 'config.json'}: quantization_config is not an object", field="model")
     return found

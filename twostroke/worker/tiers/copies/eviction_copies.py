@@ -127,7 +127,7 @@ class EvictionCopies:
         return job
 
     def _is_much(self, blocks: int) -> bool:
-        """Tells whether so many blocks are more than are copied on the event loop in one turn."""
+        """Returns whether this many blocks are more than are copied on the event loop in one turn."""
         return blocks * self._memory.page_bytes > TURN_BYTES
 
     def _begin_turn(self, job: _CopyJob) -> None:

@@ -76,7 +76,7 @@ class Offload:
         return self._highest.room if self._tiers else 0
 
     def keeps(self, block_hash: BlockHash) -> bool:
-        """Tells whether a block that is evicted needs no copy; it is then the last to leave host memory."""
+        """Returns whether a block that is evicted needs no copy; it is then the last to leave host memory."""
         return self.is_used and self._highest.keeps(block_hash)
 
     def target(self, block_hash: BlockHash, parent: BlockHash) -> CopyTarget | None:

@@ -64,7 +64,7 @@ class LoadDepth:
         return [block_hash for block_hash in hashes if not self._has(GroupKind.FULL, above, block_hash)]
 
     def _has(self, group: GroupKind, lowest: Tier, block_hash: BlockHash) -> bool:
-        """Tells whether the page of a block in a group is here, or lower down to a tier."""
+        """Returns whether the page of a block in a group is here, or lower down to a tier."""
         tiers = self._tiers[group]
         is_here = self._pool.groups[group].find(block_hash) is not None
         return is_here or any(tiers.place(tier, block_hash) is not None for tier in LOWER_TIERS if tier <= lowest)

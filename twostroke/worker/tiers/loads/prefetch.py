@@ -33,7 +33,7 @@ from twostroke.worker.tiers.price import pays, queued_blocks
 from twostroke.worker.tiers.reader import PageRead, ReaderThread, ReadJob
 
 READ_PAGES = 4
-"""Pages that are read together: a load that comes meanwhile reads beside at most so many."""
+"""Pages that are read together: a load that comes meanwhile reads beside at most this many."""
 HELD_SHARE = 0.75
 """Waiting sequences hold at most this share of the host tier's pages: evictions need the others."""
 
@@ -158,7 +158,7 @@ class Prefetch:
         return self._tiers.place(Tier.DISK, block_hash) is not None
 
     def _pays(self, blocks: list[int]) -> bool:
-        """Tells whether reading these blocks from disk takes less time than computing them."""
+        """Returns whether reading these blocks from disk takes less time than computing them."""
         if not blocks:
             return False
         read_s = self._tiers.readers(Tier.DISK).read_s(len(blocks))
@@ -175,7 +175,7 @@ class Prefetch:
     # Reading
 
     def _next_blocks(self, waiting: _Waiting, most: int) -> list[int]:
-        """Takes the next blocks to be read for a sequence, at most so many: its first ones that are on disk alone."""
+        """Takes the next blocks to be read for a sequence, at most this many: its first ones that are on disk alone."""
         blocks: list[int] = []
         while waiting.left and len(blocks) < most:
             block = waiting.left.pop()
@@ -229,7 +229,7 @@ class Prefetch:
         thread.start(job, ended)
 
     def _ended(self, read: _HostRead, ended: Future[None]) -> None:
-        """The reader is done; its pages are in host memory from now on, unless the sequence has gone."""
+        """Takes the pages of a finished read into host memory, unless the sequence has gone."""
         read.thread.pending_pages -= len(read.job.reads)
         for result in read.job.take_results():
             page = read.pages.pop(result.read.block_hash, None)
@@ -246,7 +246,7 @@ class Prefetch:
             self._wake()
 
     def _take(self, host_read: _HostRead, read: PageRead[Any], page: PageId, *, is_read: bool) -> None:
-        """A damaged page is left to the load that finds it so, which tells of it."""
+        """Takes one page into host memory. A damaged page is left to the load that will read it, which reports it."""
         host, waiting = host_read.host, host_read.waiting
         if not is_read or not host.promoted(read.block_hash, waiting.sequence.parent_of(read.block), page):
             host.give_back(page)

@@ -30,7 +30,7 @@ class SlowDisk:
         """Time from which on the disk may be probed; None while a probe is under way."""
 
     def refused(self, block_hash: BlockHash, pages: int, compute_s: float) -> None:
-        """Reads a page to nowhere where the disk itself is the reason that a load of so many pages was refused.
+        """Reads a page to nowhere where the disk itself is the reason that a load of this many pages was refused.
 
         `compute_s` is the predicted time of computing them.
         """
@@ -70,7 +70,7 @@ class LoadPrices:
         return self._compute_s(queued_blocks(blocks, self._block_size))
 
     def load_s(self, tier: Tier, pages: int) -> float:
-        """Predicts how long so many pages take, with those that wait before them and those that are read meanwhile."""
+        """Predicts how long this many pages take, with those queued before them and those that are read meanwhile."""
         return self._tiers.readers(tier).load_s(pages)
 
     def of(self, tier: Tier, hashes: Sequence[BlockHash], held: Sequence[int], behind: Behind | None) -> Price | None:
@@ -85,7 +85,7 @@ class LoadPrices:
         return None
 
     def pays_to_reach(self, tier: Tier, blocks: range, unread: Sequence[BlockHash], *, is_alone: bool) -> bool:
-        """Tells whether blocks after which a sequence could go on are loaded from a tier, all or the last ones.
+        """Returns whether blocks after which a sequence could go on are loaded from a tier, all or the last ones.
 
         `unread`: those whose pages have to be read from this tier. `is_alone`: nothing else is computed here.
         """

@@ -170,7 +170,7 @@ class RunningLoads:
             self._give_up(load)
 
     def _is_wanted(self, load: _Load) -> bool:
-        """Tells whether somebody holds a page that has not come, or all have come."""
+        """Returns whether somebody holds a page that has not come, or all have come."""
         return not load.remaining or any(map(self._is_held, load.remaining.values()))
 
     def _is_held(self, page: PageId) -> bool:
@@ -231,7 +231,7 @@ class RunningLoads:
                 self._give_up(load)
 
     def _ended(self, load: _Load, ended: Future[None]) -> None:
-        """The reader is done with a load, which may have been given up long before."""
+        """Ends a load whose reader is done. The load may have been given up long before."""
         self._take(load)
         self._open.discard(load)
         load.thread.pending_pages -= len(load.job.reads)

@@ -78,7 +78,7 @@ def test_weights_without_a_tensor_are_refused_before_a_worker_is_touched(tmp_pat
         ),
         pytest.param(lambda path: directory(path, tokenizer="{ }"), "another tokenizer.json", id="another tokenizer"),
         pytest.param(lambda path: directory(path, ["a"]), "config.json holds no object", id="a config that is a list"),
-        pytest.param(lambda path: str(path / "x" / "y" / "z"), "is no directory here", id="no such directory"),
+        pytest.param(lambda path: str(path / "x" / "y" / "z"), "is not a directory here", id="no such directory"),
         pytest.param(lambda path: "some/model", "is not on this machine", id="a model that was not fetched"),
         pytest.param(lambda path: "paced:", "one of them is a paced model", id="a paced model"),
     ],
@@ -101,7 +101,7 @@ def test_a_paced_model_may_change_nothing_but_its_weights(wanted: str) -> None:
 def test_a_model_whose_directory_is_gone_can_be_replaced(tmp_path: Path) -> None:
     base = str(whole(tmp_path / "base"))
     check_replacement(ModelConfig(model=base), str(tmp_path / "gone"), str(whole(tmp_path / "third")))
-    with pytest.raises(ConfigError, match="is no directory here"):
+    with pytest.raises(ConfigError, match="is not a directory here"):
         check_replacement(ModelConfig(model=base), str(tmp_path / "gone"), str(tmp_path / "gone too"))
 
 
@@ -129,7 +129,7 @@ def test_a_directory_that_is_gone_or_lacks_a_file_is_not_loaded_again(tmp_path: 
     (tmp_path / "base" / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="weights \\(other formats"):
         check_replacement(ModelConfig(model=base), base, "")
-    with pytest.raises(ConfigError, match="is no directory here"):
+    with pytest.raises(ConfigError, match="is not a directory here"):
         check_replacement(ModelConfig(model=base), str(tmp_path / "gone"), "")
 
 

@@ -223,7 +223,7 @@ def test_a_wrong_page_that_the_window_shows_changes_the_tokens(
     ("spec", "error"),
     [
         ("window=0", "window must be at least 1, got 0"),
-        ("window_page_bytes=512", "window_page_bytes must be left away without window, got 512"),
+        ("window_page_bytes=512", "window_page_bytes must be left out without window, got 512"),
     ],
 )
 def test_windows_that_are_none_are_refused(spec: str, error: str) -> None:

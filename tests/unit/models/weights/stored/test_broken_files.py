@@ -98,8 +98,8 @@ GGUF: Final = {
     "a tensor twice": Damage(
         "duplicated", _bytes(lambda content: content.replace(b"blk.1.ffn_up.w", b"blk.0.ffn_up.w"))
     ),
-    "a scale of NaN": Damage(f"tensor {UP} has a scale that is no number", _scale(UP, 0, float("nan"))),
-    "a scale of infinity": Damage("has a scale that is no number", _scale(Q_PROJ, 0, float("inf"))),
+    "a scale of NaN": Damage(f"tensor {UP} has a scale that is not a number", _scale(UP, 0, float("nan"))),
+    "a scale of infinity": Damage("has a scale that is not a number", _scale(Q_PROJ, 0, float("inf"))),
     "another architecture": Damage(
         "'clip0' is not served", _bytes(lambda c: c.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0clip0", 1))
     ),
@@ -198,19 +198,19 @@ CODED: Final = {
         "has qweight of type U8", _numbers(f"{MODULE}.qweight", lambda t: t.to(torch.uint8))
     ),
     "codes of one dimension": Damage("has qweight of type", _numbers(f"{MODULE}.qweight", lambda t: t.flatten())),
-    "a scale of NaN": Damage("scale that is no number", _numbers(SCALES, lambda t: t.fill_(torch.nan))),
+    "a scale of NaN": Damage("scale that is not a number", _numbers(SCALES, lambda t: t.fill_(torch.nan))),
     "one scale of NaN among all others": Damage(
-        "scale that is no number", _numbers(SCALES, lambda t: _with_one(t, -1, torch.nan))
+        "scale that is not a number", _numbers(SCALES, lambda t: _with_one(t, -1, torch.nan))
     ),
     "one endless scale among all others": Damage(
-        "scale that is no number", _numbers(SCALES, lambda t: _with_one(t, 5, -torch.inf))
+        "scale that is not a number", _numbers(SCALES, lambda t: _with_one(t, 5, -torch.inf))
     ),
     "another method": Damage("quantised weights (hqq) are not served", _options(quant_method="hqq")),
     "another number of bits": Damage("quantization_config.bits = 3 is not served", _options(bits=3)),
     "a number of bits that is text": Damage("quantization_config.bits = '4' is not served", _options(bits="4")),
     "groups of nothing": Damage("quantization_config.group_size = 0 is not served", _options(group_size=0)),
     "an option nobody knows": Damage("quantization_config.dynamic = ", _options(dynamic={"-:lm_head": {}})),
-    "options that are a list": Damage("is no object", lambda directory: describe(directory, [1])),
+    "options that are a list": Damage("is not an object", lambda directory: describe(directory, [1])),
     "a pattern that is none": Damage("modules_to_not_convert = 're:('", _options(modules_to_not_convert=["re:("])),
     "ignored, yet quantised": Damage("says that it is not", _options(modules_to_not_convert=["up_proj"])),
     "an index that is cyclic": Damage(
@@ -222,7 +222,7 @@ CODED: Final = {
     "an index that is absolute": Damage(
         "no weight file beside it", _index('{"weight_map": {"a": "/etc/x.safetensors"}}')
     ),
-    "an index that is no text": Damage(OUTSIDE, _index('{"weight_map": {"a": 7}}')),
+    "an index that is not text": Damage(OUTSIDE, _index('{"weight_map": {"a": 7}}')),
     "an index too deep": Damage("not an index", _index("[" * 100_000)),
 }
 

@@ -106,7 +106,7 @@ EVERY = slice(None)
         (_without("_scales"), "has no scales"),
         (_cut("down_proj_blocks", slice(5)), "has scales of shape"),
         (_cut("gate_up_proj_blocks", EVERY, EVERY, EVERY, slice(8)), "has blocks of shape"),
-        (_endless, "down_proj.scales has a scale that is no number"),
+        (_endless, "down_proj.scales has a scale that is not a number"),
     ],
 )
 def test_damaged_blocks_are_refused_before_a_worker_starts(

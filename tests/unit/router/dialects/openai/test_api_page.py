@@ -36,7 +36,7 @@ OWN = {
     *("prompts", "options", "is_chat", "custom_names", "given_tools", "structured", "is_prompt_only"),
     "split_special_tokens",
 }
-"""Names that are no fields of clients, or of completions alone."""
+"""Names that are not fields of clients, or of completions alone."""
 
 
 class Row(NamedTuple):

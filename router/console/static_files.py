@@ -1,4 +1,4 @@
-"""The files of the page, as they lie in the package, with headers that keep every other script and host out."""
+"""Serves the console's HTML, CSS and scripts from the package, with headers that keep other scripts and hosts out."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ SECURITY_HEADERS: Mapping[str, str] = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-"""Headers of the page's files and of the API's answers: no script but ours runs, none is made of text, nothing leaves
-to other hosts, and no other page frames it."""
+"""Headers of the console's files and of its API's answers. Only our own script files run, no script is made from a
+string, nothing is sent to other hosts, and no other web page can frame the console."""
 
 
-class ConsolePages:
-    """Read once, when the router starts."""
+class ConsoleFiles:
+    """All files of the console. They are read once, when the router starts."""
 
     def __init__(self) -> None:
         folder = resources.files("router.console") / "static"
