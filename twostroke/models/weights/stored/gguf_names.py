@@ -29,7 +29,7 @@ class GgufNames:
 
 @dataclass(frozen=True, slots=True)
 class GgufPlace:
-    """Where a file holds a tensor of the model: in one of its own tensors, or in one expert of it."""
+    """The place of a tensor of the model in a file: a tensor of its own there, or one expert of it."""
 
     name: str
     expert: int | None = None
