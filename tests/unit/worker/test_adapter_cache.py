@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,6 +109,28 @@ async def test_the_one_that_nobody_uses_and_was_used_longest_ago_makes_room(adap
         with pytest.raises(KeyError):
             worker.slots.seeds([adapters[1].digest])
         assert worker.counted("adapter_evictions_total") == 1
+
+
+@pytest.mark.parametrize(("change", "changed"), [("put", 1), ("drop", 0)])
+async def test_no_sequence_begins_with_an_adapter_that_is_being_put_or_dropped(
+    adapters: list[WeightsRef], monkeypatch: pytest.MonkeyPatch, change: str, changed: int
+) -> None:
+    async with worker_with(1) as worker:
+        worker.cache.release(await worker.use(adapters[0]))
+        begun, goes_on, act = threading.Event(), threading.Event(), getattr(worker.slots, change)
+
+        def act_slowly(*said: object) -> None:
+            begun.set()
+            goes_on.wait(60)
+            act(*said)
+
+        monkeypatch.setattr(worker.slots, change, act_slowly)
+        worker.want(adapters[1])  # the other one makes room
+        await eventually(begun.is_set)
+        may_begin = worker.want(adapters[changed])
+        goes_on.set()
+        assert not may_begin
+        await worker.use(adapters[1])
 
 
 async def test_where_all_are_in_use_a_sequence_waits_until_one_is_released(adapters: list[WeightsRef]) -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from router.admission.fair_queue import MOST_LOOKED_AT, MOST_OVERDRAWN, SIBLINGS_AT_ONCE, FairQueue
+from router.admission.fair_queue import MOST_CREDIT_QUANTA, MOST_LOOKED_AT, MOST_OVERDRAWN, SIBLINGS_AT_ONCE, FairQueue
 from router.admission.queued_request import QueuedRequest, Siblings
 from router.routing.selector import RoutingParams
 from tests.unit.router.calls import calls_of
@@ -88,6 +88,15 @@ def test_tenants_take_queue_and_a_newcomer_gains_nothing_by_its_absence():
     assert order.count("b") == 5
     assert order[:10].count("b") == 5
     assert "bb" not in order[:8]
+
+
+def test_a_tenant_whose_worker_was_busy_keeps_a_few_turns_and_not_all_that_it_missed():
+    queue = filled(*[queued(f"a{n}", "a") for n in range(50)], *[queued(f"b{n}", "b") for n in range(100)])
+    for number in range(40):
+        queue.serve(RequestId(f"b{number}"))  # a's worker takes none meanwhile
+    order = "".join(name[0] for name in drained(queue, 20))
+    assert MOST_CREDIT_QUANTA <= order.index("b") <= MOST_CREDIT_QUANTA + 2
+    assert "bb" not in order, "from then on they take turns"
 
 
 def test_shares_are_equal_in_seconds_whatever_single_requests_cost():

@@ -47,6 +47,19 @@ def test_one_token_beyond_the_limit_has_to_come_back_too() -> None:
     limits.enter("a", allowed, 1.1)
 
 
+def test_a_key_that_was_idle_saves_up_no_more_than_a_minutes_worth() -> None:
+    limits, calls, tokens = KeyLimits(), entry(requests_per_minute=6), entry(tokens_per_minute=60)
+    limits.enter("a", calls, 0.0).leave()
+    for _ in range(6):
+        limits.enter("a", calls, 3600.0).leave()
+    with pytest.raises(RateLimitExceeded, match="6 requests per minute"):
+        limits.enter("a", calls, 3600.0)
+    limits.enter("b", tokens, 0.0).spend(1)
+    limits.enter("b", tokens, 3600.0).spend(61)
+    with pytest.raises(RateLimitExceeded, match="60 tokens per minute"):
+        limits.enter("b", tokens, 3600.0)
+
+
 def test_calls_at_once_are_counted_until_they_end_and_a_refused_one_counts_nowhere() -> None:
     limits, allowed = KeyLimits(), entry(concurrency=2, requests_per_minute=2)
     first, _ = limits.enter("a", allowed, 0.0), limits.enter("a", allowed, 0.0)

@@ -18,6 +18,7 @@ import grpc.aio
 import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
 
 from router.addresses import bind_listener
 from router.http_server import lingering
@@ -144,6 +145,52 @@ async def test_who_takes_nothing_of_an_answer_is_gone_after_a_while(monkeypatch:
         await reader.readuntil(b"\r\n\r\n")
         async with asyncio.timeout(60):
             await app.gone.wait()
+
+
+class Wire(asyncio.Transport):
+    """What a connection writes to: it notes whether it was cut off."""
+
+    is_aborted = False
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+async def test_who_takes_of_its_answer_again_is_not_cut_off_for_an_earlier_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_protocol, "STALL_S", 0.05)
+    wire = Wire()
+    config = http_config(App(), grace_s=0, most_connections=2, certificates=None)
+    connection = http_protocol.timed_protocol(2)(config, ServerState(), {})
+    connection.connection_made(wire)
+    for _ in range(3):
+        connection.pause_writing()
+        connection.resume_writing()
+    await asyncio.sleep(0.15)
+    assert not wire.is_aborted
+    connection.pause_writing()
+    async with asyncio.timeout(60):
+        while not wire.is_aborted:
+            await asyncio.sleep(0.01)
+    connection.connection_lost(None)
+
+
+async def test_an_answer_may_take_longer_than_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "HEADERS_S", 0.3)
+    async with listening() as (app, connect):
+        reader, writer = await connect()
+        writer.write(b"GET /endless HTTP/1.1\r\nHost: router\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.6):
+                while await reader.read(1 << 20):
+                    pass
+        assert not app.gone.is_set()
+        assert await reader.read(1) != b""
 
 
 async def test_one_connection_too_many_ends_the_one_that_waits_longest() -> None:

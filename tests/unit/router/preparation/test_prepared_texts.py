@@ -100,6 +100,17 @@ def test_a_process_finds_and_teaches_only_what_belongs_to_the_tenant_of_its_requ
     assert list(ours.find([key, b"x" * 16])) == [tokens]
 
 
+def test_nothing_is_found_behind_a_segment_that_is_gone() -> None:
+    texts = PreparedTexts(1 << 20, RouterMetrics())
+    known = texts.known_to(Work("tokenize", b"", "toy", FACTS, tenant="a"))
+    assert known is not None
+    keys, tokens = [bytes([number]) * 16 for number in range(3)], [array("I", [number]) for number in range(3)]
+    for number in (0, 2):
+        known.keep(keys[number], tokens[number])
+    assert list(known.find(keys)) == [tokens[0]]
+    assert known.answer(SegmentQuery(b"".join(keys))) == Segments(b"", (1,), tokens[0].tobytes())
+
+
 @pytest.mark.parametrize("learned", [Segments(b"short", (1,), b"...."), Segments(b"k" * 16, (2,), b"....")])
 def test_segments_that_fit_to_no_keys_come_from_no_process_that_can_be_used(learned: Segments) -> None:
     known = PreparedTexts(1 << 20, RouterMetrics()).known_to(Work("tokenize", b"", "toy", FACTS, tenant=""))

@@ -138,6 +138,13 @@ def test_nobody_is_its_own_peer() -> None:
     assert (decision.source, decision.peer) == (P0, None)
 
 
+def test_who_holds_most_on_a_slow_disk_fetches_from_the_next_best_holder() -> None:
+    holder = view(P1, depths=(0, 90), tier_page_s=(0.0, 0.0001), queue_s=9.0)
+    slow = view(D0, depths=(10, 100), tier_page_s=(0.0, 0.1), links={P1: FAST})
+    decision = Priced(Prices(computes_remotely=False))(snapshot([holder], [slow]))
+    assert (decision.decode, decision.peer, decision.peer_blocks) == (D0, P1, 90)
+
+
 def test_a_lower_tier_counts_by_the_time_it_takes_to_load() -> None:
     def cached(page_s: float) -> int:
         spilled = view(P0, depths=(10, 90), tier_page_s=(0.0, page_s))

@@ -47,6 +47,16 @@ async def test_a_supervisor_that_plans_nothing_keeps_no_more_of_reports_than_a_p
         assert len(autoscaler._routers) <= 2
 
 
+async def test_arrivals_are_those_of_all_routers_and_never_fall() -> None:
+    async with supervising(Backend(), config(flexible=False)) as supervisor:
+        autoscaler = Autoscaler(supervisor._desired, supervisor._spec, clock=lambda: 0.0)
+        arrived = []
+        for router, said in ((0, 100), (1, 50), (0, 110), (1, 53), (0, 10), (0, 14)):
+            autoscaler.report(report(router, said))
+            arrived.append(autoscaler._seen([]).arrived)
+        assert arrived == [0, 0, 10, 13, 13, 17], "a router that counts anew takes nothing away"
+
+
 async def test_a_planner_that_fails_leaves_counts_as_they_are_and_the_supervisor_alive() -> None:
     quick = ScalingConfig(max_decode=2, tick_s=0.01, average_s=0.02, up_s=0.01)
     async with supervising(Backend(), ClusterConfig(prefill=1, decode=1, scaling=quick)) as supervisor:

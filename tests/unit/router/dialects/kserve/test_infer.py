@@ -138,6 +138,17 @@ async def test_a_stream_has_a_response_for_every_token_and_says_which_is_the_las
     assert {response.id for response in responses} == {"mine"}
 
 
+async def test_a_streams_responses_count_their_own_tokens_and_sum_the_logprobs_of_all(frontend):
+    frontend.dispatcher.script = lambda request, index: [SampledToken(byte, -0.5, ()) for byte in b"abc"]
+    flags = {"return_cumulative_logprob": True, "return_num_output_tokens": True, "return_num_input_tokens": True}
+    asked = ask(stream=True, sampling_parameters='{"logprobs": 0}', **flags)
+    answered = [said(response.infer_response) for response in await streamed(frontend, asked)]
+    assert [each["text_output"][0] for each in answered] == ["a", "b", "c", ""]
+    assert [each["cumulative_logprob"][0] for each in answered] == [-0.5, -1.0, -1.5, -1.5]
+    assert [each["num_output_tokens"][0] for each in answered] == [1, 1, 1, 0]
+    assert {each["num_input_tokens"][0] for each in answered} == {3}
+
+
 async def test_dynamos_responses_before_the_last_have_no_reason(frontend):
     responses = await streamed(frontend, ask(streaming=True))
     assert [said(response.infer_response)["finish_reason"][0] for response in responses] == [""] * 5 + ["length"]
