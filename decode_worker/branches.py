@@ -19,6 +19,6 @@ BRANCHES: BranchTable = (
     PageForms,
     ScoredPrompts,
     Grammars,
-    Speculations,  # behind grammars, whose forced tokens it proposes
+    Speculations,  # after grammars, whose forced tokens it proposes
     Pins,
 )

@@ -94,7 +94,7 @@ class CompiledAnswers:
             self._compiler = self._new_compiler()
 
     async def feature_of(self, attempt: Attempt, others: ListOf[AnswerFeature]) -> GrammarAnswer:
-        """Returns the feature in the state behind the tokens that the attempt has already.
+        """Returns the feature in the state after the tokens that the attempt has already.
 
         Raises InvalidRequest for a grammar that cannot be compiled, and for tokens that it does not permit; Overloaded
         where too many others come first.
@@ -143,7 +143,7 @@ class Grammars(Branch):
 
 
 def allows_none(state: GrammarState, params: SamplingParams) -> bool:
-    """Returns whether a request allows none of the tokens with which its answer's grammar may go on."""
+    """Returns whether a request allows none of the tokens with which its answer's grammar may continue."""
     return not narrowed(state.mask, mask_of(params.allowed_tokens), ()).any()
 
 

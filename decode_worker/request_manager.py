@@ -359,7 +359,7 @@ class RequestManager(RoleServices):
 
 
 def _attached_by(router_id: str) -> Cancelled:
-    return Cancelled(f"{router_id} goes on with this stream")
+    return Cancelled(f"{router_id} continues with this stream")
 
 
 def check_request(attempt: Attempt, facts: LoadedModel, now_s: float) -> None:

@@ -114,7 +114,7 @@ class DraftedAnswers:
     def _check(self, attempt: Attempt) -> None:
         """Raises InvalidRequest where a request asks for a draft model, and there is none.
 
-        An answer that goes on here was accepted by a worker that has one: it goes on without.
+        An answer that continues here was accepted by a worker that has one: it continues without.
         """
         if attempt.request.speculation == DRAFT_MODEL and not self._has_draft_model and not attempt.emitted:
             others = ", ".join(name for name in (SPECULATE_AUTO, SPECULATE_OFF, *DRAFTER_NAMES) if name != DRAFT_MODEL)

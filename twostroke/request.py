@@ -239,7 +239,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One attempt at a request's answer: to produce it, or to go on with what earlier attempts have sent of it."""
+    """One attempt at a request's answer: to produce it, or to continue with what earlier attempts have sent of it."""
 
     request: GenerateRequest
     request_id: RequestId
@@ -294,7 +294,7 @@ class PromptLogprobs:
     """
 
     logprobs: array[float]
-    """[T] natural log of each token's probability behind all tokens before it."""
+    """[T] natural log of each token's probability after all tokens before it."""
     ordinals: array[int]
     """[T] 1 for the likeliest token of its place."""
     top_ids: array[int]

@@ -111,7 +111,7 @@ def _token_for(address: str) -> str:
 
 
 def router_info(address: str, access: AdminAccess) -> control_pb2.ServerInfo:
-    """Returns what the router at an admin port says of itself. Raises grpc.RpcError where it does not answer."""
+    """Returns what the router at an admin port says about itself. Raises grpc.RpcError where it does not answer."""
     with access.channel(address) as channel:
         stub = control_pb2_grpc.ControlStub(channel)
         return stub.GetServerInfo(control_pb2.GetServerInfoRequest(), timeout=ANSWER_S)

@@ -17,7 +17,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "serve": Command("cluster.commands.serving.serve", "start workers and router, serve until Ctrl-C"),
-    "up": Command("cluster.commands.serving.up", "serve from a cluster file; goes on with a fleet that runs already"),
+    "up": Command("cluster.commands.serving.up", "serve from a cluster file; continue with a fleet that runs already"),
     "router": Command("cluster.commands.serving.router", "serve as one more router of a fleet that runs elsewhere"),
     "status": Command("cluster.commands.looking.status", "show a running server's workers, load and pages"),
     "console": Command("cluster.commands.looking.console", "print the address of the console, a page for operators"),
@@ -34,7 +34,7 @@ COMMANDS = {
     "keys": Command("cluster.commands.serving.keys", "add, list and revoke the API keys of clients"),
     "model": Command("cluster.commands.serving.model", "fetch models ahead of time, and list those that are here"),
     "drain": Command("cluster.commands.changing.drain", "let a worker hand over what it has and leave"),
-    "scale": Command("cluster.commands.changing.scale", "say how many workers of each role there shall be"),
+    "scale": Command("cluster.commands.changing.scale", "say how many workers of each role there should be"),
     "sleep": Command("cluster.commands.changing.sleep", "let a worker free its memory and keep its process"),
     "wake": Command("cluster.commands.changing.wake", "let a worker that is asleep serve again"),
     "reload": Command("cluster.commands.changing.reload", "change the weights of all workers while they are used"),

@@ -132,12 +132,12 @@ class SupervisorClient:
         try:
             await asyncio.wait((answer, ended), return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
-                raise PeerLost("Ray's node of this host has ended meanwhile; the fleet goes on with what it had begun")
+                raise PeerLost("Ray's node of this host has ended meanwhile; the fleet continues with what it began")
             return answer.result()
         except ray.exceptions.RayTaskError as error:
             raise _cause(error) from None
         except ray.exceptions.RayActorError as error:
-            raise PeerLost("the supervisor died; restarted, it goes on with what it had begun") from error
+            raise PeerLost("the supervisor died; restarted, it continues with what it began") from error
         finally:
             answer.cancel()
             ended.cancel()
@@ -205,7 +205,7 @@ class SupervisorClient:
             return ()
         if self._supervisor is None:
             self._announcer.warn(
-                f"the fleet goes on: Ray is away; end it later with: twostroke down --address {self._address}"
+                f"the fleet continues: Ray is away; end it later with: twostroke down --address {self._address}"
             )
             return ()
         stopped_s = time.monotonic()
@@ -226,7 +226,7 @@ class SupervisorClient:
         self._known[worker_id] = worker
         if observed.stage is WorkerStage.FAILED:
             assert worker.last_error is not None
-            if self._all_serve.is_set():  # an added worker; the others go on serving
+            if self._all_serve.is_set():  # an added worker; the others continue serving
                 self._announcer.warn(f"{worker_id} cannot start: {worker.last_error.message}")
                 return
             raise type(worker.last_error)(f"{worker_id}: {worker.last_error.message}", field=worker.last_error.field)

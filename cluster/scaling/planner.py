@@ -72,7 +72,7 @@ class FleetObservation:
     """Tokens that those streams hold."""
     serving: WorkerCounts
     desired: WorkerCounts
-    """Workers that shall be there, including those that still start."""
+    """Workers that should be there, including those that still start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from twostroke.base.fault_points import Point, reach
 log = logging.getLogger(__name__)
 
 ROOM_S = 60.0
-"""Seconds after which a worker that Ray has no node for is not waited for: a reload goes on with the others."""
+"""Seconds after which a worker that Ray has no node for is not waited for: a reload continues with the others."""
 
 RETURNED = InternalError("run() returned although nobody asked the worker to shut down")
 

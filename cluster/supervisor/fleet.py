@@ -113,7 +113,7 @@ class SupervisedFleet:
         return FleetSnapshot(self._version, self.workers())
 
     def listen(self, listener: Callable[[int], None]) -> None:
-        """Calls `listener` with the new version at every change, before anybody who waits goes on."""
+        """Calls `listener` with the new version at every change, before anybody who waits continues."""
         self._listeners.append(listener)
 
     # Changes
@@ -172,7 +172,7 @@ class SupervisedFleet:
         return tuple(exits)
 
     def lack_room(self, worker_id: str) -> None:
-        """Notes that the worker's next process waits for a node for long: others go on without it."""
+        """Notes that the worker's next process waits for a node for long: others continue without it."""
         self._without_room.add(worker_id)
         self.wake()
 

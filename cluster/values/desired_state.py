@@ -1,4 +1,4 @@
-"""Holds the workers that the fleet shall have, each with its role.
+"""Holds the workers that the fleet should have, each with its role.
 
 It is stored as one value, so no restart sees half a change.
 """
@@ -64,7 +64,7 @@ class DesiredState:
         return cls(fleet=fleet, slots={each.worker_id: Slot(each.role) for each in workers}, is_automatic=is_automatic)
 
     def workers(self, role: Role, gone: Collection[str] = ()) -> list[str]:
-        """Returns the workers that shall stay in this role, without those in `gone`."""
+        """Returns the workers that should stay in this role, without those in `gone`."""
         return [name for name in self._staying(gone) if self.slots[name].role is role]
 
     def placed(self, role: Role, gone: Collection[str] = ()) -> int:
@@ -91,7 +91,7 @@ def placed_as(worker_id: str) -> Role:
 
 
 def counts_of(desired: DesiredState, gone: Collection[str] = ()) -> WorkerCounts:
-    """Counts the workers that shall serve. Those in `gone` have left or cannot start and do not count."""
+    """Counts the workers that should serve. Those in `gone` have left or cannot start and do not count."""
     return WorkerCounts(len(desired.workers(Role.PREFILL, gone)), len(desired.workers(Role.DECODE, gone)))
 
 

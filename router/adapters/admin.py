@@ -64,7 +64,7 @@ class AdapterAdmin:
         return await self._put(adapter, replaces=replaces)
 
     async def unload(self, name: str) -> None:
-        """Withdraws a name: requests that have begun go on. Raises NotFound, or PeerLost."""
+        """Withdraws a name: requests that have begun continue. Raises NotFound, or PeerLost."""
         if name not in self.adapters:
             raise NotFound(f"The lora adapter {name!r} cannot be found.", field="lora_name")
         await self._supervisor.ask(AdaptersStub, "Remove", adapters_pb2.RemoveAdapterRequest(name=name), SUPERVISOR_S)

@@ -175,7 +175,7 @@ class FleetActions:
             worker_id=worker, deadline_s=deadline_s, restart=fields["restart"], force=fields["force"]
         )
         left = (await self._supervisor.ask(FleetStub, "DrainWorker", request, deadline_s + ANSWER_S)).open_requests
-        cut = f"; {left} requests were cut off and go on elsewhere" if left else ""
+        cut = f"; {left} requests were cut off and continue elsewhere" if left else ""
         return f"{worker} {'serves again' if fields['restart'] else 'has left'}{cut}"
 
     async def assign_role(self, fields: dict[str, Any]) -> str:

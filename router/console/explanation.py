@@ -163,7 +163,7 @@ def _after_the_first_token(
 ) -> Iterator[tuple[str, float, str]]:
     late = [span for span in spans if first_s <= span.start_s < answer.end_s]
     queue_s, again_s = _sum(late, "queue"), _sum(late, "chunk")
-    yield "preempted", queue_s, f"{_time(queue_s)} in which its pages were others': it waited for room to go on"
+    yield "preempted", queue_s, f"{_time(queue_s)} in which its pages were others': it waited for room to continue"
     yield "computed again", again_s, f"{_time(again_s)} to compute again what had been evicted meanwhile"
     tokens, decode_s = int(answer.facts.get("tokens", 0)), answer.end_s - first_s - queue_s - again_s
     if tokens > 1:

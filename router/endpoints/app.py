@@ -278,7 +278,7 @@ def _resumed(token: str, dialect: Dialect, wanted: AnswerRequest, choices: int, 
         raise InvalidRequest(f"streams of {dialect.path} cannot be resumed", field=LAST_EVENT_ID_HEADER)
     if not wanted.stream:
         raise InvalidRequest(
-            f"{LAST_EVENT_ID_HEADER} goes on with a stream, but this request asks for a whole answer",
+            f"{LAST_EVENT_ID_HEADER} continues with a stream, but this request asks for a whole answer",
             field=LAST_EVENT_ID_HEADER,
         )
     return StreamPoint.after(token, choices, LAST_EVENT_ID_HEADER, mark)

@@ -59,6 +59,6 @@ class ModelPages:
         return card
 
     def _named_card(self, named: NamedModel) -> Json:
-        """Returns what vLLM says of a model that is served beside it: its root is the folder that it came from."""
+        """Returns what vLLM says about a model that is served beside it: its root is the folder that it came from."""
         own = {"id": named.name, "created": int(named.loaded_s), "root": named.ref.path}
         return {**self._model_card(), **own, "parent": self._handler.model}

@@ -1,6 +1,6 @@
 """`/openapi.json`: a description of the endpoints that clients call, made of the routes and of what reads their bodies.
 
-It says of a body which fields are read, and their types. What their values mean is in the manual.
+It lists the fields of a body that are read, with their types. What their values mean is in the manual.
 """
 
 from __future__ import annotations

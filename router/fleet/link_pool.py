@@ -43,7 +43,7 @@ class LinkPool:
         self._is_closed = False
 
     def to(self, worker: Worker) -> WorkerLink:
-        """Returns the link to this epoch; a new one where the last was lost."""
+        """Returns the link to this epoch. It is a new one where the last was lost."""
         if worker.worker_id in self._links:
             link, _ = self._links[worker.worker_id]
             if link.lost is None and link.epoch == worker.epoch:
@@ -64,12 +64,15 @@ class LinkPool:
                 self.to(worker)
 
     def close_unclosed(self, worker: Worker) -> None:
-        """Closes what a worker still has that was thought dead and is heard again."""
+        """Closes the attempts that were given up when this worker seemed dead.
+
+        It is heard again, and may compute them.
+        """
         if worker.worker_id in self._unclosed:
             self.to(worker)
 
     def drop(self, worker: Worker, reason: str, *, for_good: bool = False) -> None:
-        """Fails the worker's requests now: they can go on elsewhere. `for_good`: its epoch has ended."""
+        """Fails the worker's requests now, so that they continue elsewhere. `for_good`: its epoch has ended."""
         if for_good:
             self._unclosed.pop(worker.worker_id, None)
         if worker.worker_id in self._links:
@@ -111,11 +114,12 @@ class LinkPool:
             await asyncio.sleep(RETRY_PAUSE_S)
 
     def _keep_unclosed(self, link: StreamLink, stream: TokenStream) -> None:
+        """Keeps a call that a lost link could not send, until a link reaches the same epoch again."""
         if link.is_over:
             return
-        later = self._links.get(link.worker_id)
-        if later is not None and later[0] is not link and (later[0].lost, later[0].epoch) == (None, link.epoch):
-            self._close_later(later[0], stream)
+        newer, _ = self._links.get(link.worker_id, (None, None))
+        if newer is not None and newer is not link and newer.lost is None and newer.epoch == link.epoch:
+            self._close_later(newer, stream)
             return
         unclosed = self._unclosed.get(link.worker_id, {})
         kept = {other: epoch for other, epoch in unclosed.items() if epoch == link.epoch}

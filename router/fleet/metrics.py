@@ -81,7 +81,7 @@ class ScalingMetrics(Collector):
     def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
         scaling = self._scaling
         wanted = GaugeMetricFamily(
-            "twostroke_wanted_workers", "Workers that there shall be.", labels=("role", "worker_role")
+            "twostroke_wanted_workers", "Workers that there should be.", labels=("role", "worker_role")
         )
         wanted.add_metric((ROLE, "prefill"), scaling.wanted_prefill)
         wanted.add_metric((ROLE, "decode"), scaling.wanted_decode)

@@ -60,26 +60,26 @@ class WorkerStatus(enum.StrEnum):
 
 @dataclass(slots=True)
 class Worker:
-    """State that only the fleet changes."""
+    """One epoch of one worker. Only the fleet changes it."""
 
     worker_id: WorkerId
     role: Role
     address: str
     epoch: Epoch
     state: WorkerState
-    """What the supervisor says."""
+    """State that the supervisor reports."""
     server: ServerInfo | None = None
     model: ModelInfo | None = None
     kv_form: KvForm = UNKNOWN_FORM
     """The form of its pages, as `model` says it."""
     load: Load = field(default_factory=Load)
     cost: StepCost = field(default_factory=StepCost)
-    """Cost of its steps, with what they do for each stream."""
+    """Cost of its steps. The costs of a stream are of all rows that it has in a step, proposed tokens included."""
     step_tokens_each: float = 1.0
     """Tokens of each stream that one of its steps makes known, on average."""
     links: dict[WorkerId, LinkRate] = field(default_factory=dict)
     tier_page_s: tuple[float, ...] = (0.0,)
-    """Seconds to bring a page up from the device itself, host memory and disk, down to the worker's lowest tier."""
+    """Seconds to load a page from each tier: device, host memory, disk, down to the worker's lowest tier."""
     reported_at_s: float | None = None
     """When the last event batch came in, by this process's monotonic clock."""
     prefilled_at_s: float | None = None
@@ -107,12 +107,12 @@ class Worker:
 
     @property
     def takes_begun(self) -> bool:
-        """Answers that began with its weights may go on there, wherever new requests go."""
+        """Whether requests that began with its weights may continue there. New requests may go elsewhere."""
         return self.status in (WorkerStatus.SERVING, WorkerStatus.OTHER_WEIGHTS) and not self._was_told_to_drain
 
     @property
     def is_draining(self) -> bool:
-        """It is heard, finishes what it has and takes nothing more, whatever weights it has."""
+        """Whether it finishes its requests and takes no new ones, whatever weights it has."""
         return self.status in (WorkerStatus.DRAINING, WorkerStatus.OTHER_WEIGHTS) and self._was_told_to_drain
 
     @property
@@ -130,7 +130,7 @@ class Worker:
 
     @property
     def fingerprint(self) -> str:
-        """What it says of its weights and pages; empty while it has not introduced itself."""
+        """Digest of its weights and page form; empty while it has not introduced itself."""
         return "" if self.server is None else self.server.fingerprint
 
     @property
@@ -153,7 +153,7 @@ class Worker:
             self.links = {WorkerId(link.worker_id): LinkRate(link.latency_s, link.bytes_per_s) for link in load.links}
 
     def queue_s(self, now_s: float) -> float:
-        """Returns what is left of the queue that it reported."""
+        """Returns the seconds that are left of the queue that it last reported."""
         age_s = 0.0 if self.reported_at_s is None else now_s - self.reported_at_s
         return max(0.0, self.load.queued_s - age_s)
 
@@ -175,7 +175,7 @@ class Worker:
 
 
 def step_cost(load: Load) -> StepCost:
-    """Returns what a worker's steps cost by what runs in them, as it has measured it; zeros while it knows nothing."""
+    """Returns the cost of a worker's steps, as the worker has measured it; zeros before it has."""
     costs = load.costs
     return StepCost(
         step_s=costs.step_s,
@@ -188,13 +188,16 @@ def step_cost(load: Load) -> StepCost:
 
 
 def stream_step(load: Load) -> StreamStep:
-    """Returns what a worker's steps do for each stream. One that says nothing of it makes one token known."""
+    """Returns what a worker's steps do for each stream.
+
+    A worker that reports nothing makes one token known per step.
+    """
     each = load.stream_step
     return StreamStep(each.rows or 1.0, each.tokens or 1.0, each.before_s)
 
 
 def token_cost(load: Load) -> StepCost:
-    """Returns what a worker's steps cost, streams for each token that they get."""
+    """Returns what a worker's steps cost, with the costs of a stream divided by the tokens that it gets in a step."""
     each = stream_step(load)
     return step_cost(load).with_streams(each).per_token(each.tokens)
 
@@ -213,7 +216,7 @@ class Shape:
     block_size: int
     page_bytes: int
     tail_blocks: int = 0
-    """Last blocks of a prefix whose pages in the further group are needed to go on; 0 where there is one group."""
+    """Number of last blocks of a prefix whose pages in the further group are needed to continue; 0: one group."""
     further_page_bytes: int = 0
     """Bytes of a page in the further group."""
 

@@ -1,4 +1,4 @@
-"""Pins as operators add and remove them: a router makes tokens of a prefix, and leaves the pin to the supervisor."""
+"""The calls with which operators add and remove pins. A router tokenizes the prefix; the supervisor keeps the pin."""
 
 # ruff: noqa: N802  # methods have the names that the .proto gives them
 
@@ -29,8 +29,9 @@ SUPERVISOR_S = 15.0
 LONGEST_TTL_S = 3650 * 86_400.0
 """Ten years: more is a mistake."""
 MOST_PER_ROLE = 1024
+"""Workers of each role that a pin may ask for."""
 MOST_NAMES = 256
-"""Workers that one pin names."""
+"""Workers that one pin may name."""
 
 
 class PinAdmin(pins_pb2_grpc.PinAdminServicer):
@@ -43,7 +44,7 @@ class PinAdmin(pins_pb2_grpc.PinAdminServicer):
     async def Add(self, request: pins_pb2.AddPinRequest, context: Context | None = None) -> pins_pb2.AddPinResponse:
         _check(request)
         facts = self._handler.dispatcher.facts
-        named = self._handler.named(request.model)
+        named_model = self._handler.named(request.model)
         tokens, public_tokens = await self._handler.shared_prefix(request.SerializeToString())
         blocks = len(tokens) // facts.block_size
         if not blocks:
@@ -54,8 +55,8 @@ class PinAdmin(pins_pb2_grpc.PinAdminServicer):
             )
         pinned = tuple(tokens[: blocks * facts.block_size])
         salt = owner_salt(request.tenant, check_salt(request.cache_salt) if request.cache_salt else b"")
-        if named is not None:
-            salt, public_tokens = named.salted(salt), 0
+        if named_model is not None:
+            salt, public_tokens = named_model.salted(salt), 0
         hashes = block_hashes_of(pinned, facts.block_size, salt, public_tokens // facts.block_size)
         pin = Pin(
             pin_id=pin_id_of(request.owner, request.tenant, hashes[-1]),
@@ -66,7 +67,7 @@ class PinAdmin(pins_pb2_grpc.PinAdminServicer):
             expires_s=time.time() + request.ttl_s if request.HasField("ttl_s") else None,
             max_bytes=request.max_bytes,
             text=self._handler.text.decode(pinned[:64], skip_special_tokens=True),
-            weights=None if named is None else named.ref,
+            weights=None if named_model is None else named_model.ref,
         )
         message = pin_to_message(pin, facts.fingerprint, tuple(request.workers))
         put = pins_pb2.PutPinRequest(pin=message, per_role=request.per_role)

@@ -28,7 +28,7 @@ class TenantTexts:
         self._texts = texts
         self._tenant = tenant_digest(tenant)
         self._found: list[bytes] = []
-        """Keys that this request has found or kept, from the beginnings of its texts on."""
+        """Keys that this request has found or kept, in the order of the segments of its texts."""
 
     def find(self, keys: Sequence[bytes]) -> Sequence[array[int]]:
         """Returns the tokens of the first keys, up to the first one that is not known."""
@@ -86,8 +86,8 @@ class PreparedTexts:
         self.cache = TenantCache(most_bytes)
         self._keeps = most_bytes > 0
         self._secret = secrets.token_bytes(32)
-        self._hits = metrics.counter("text_cache_hits", "Long texts whose beginning the router had tokenized before.")
-        self._misses = metrics.counter("text_cache_misses", "Long texts whose beginning the router did not know.")
+        self._hits = metrics.counter("text_cache_hits", "Long texts with a prefix that was tokenized before.")
+        self._misses = metrics.counter("text_cache_misses", "Long texts without a prefix that was tokenized before.")
         self._tokens = metrics.counter("text_cache_tokens", "Tokens of prompts that were not tokenized again.")
         self._bytes = metrics.gauge("text_cache_bytes", "Bytes of tokens that the router keeps of earlier texts.")
 

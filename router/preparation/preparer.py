@@ -93,7 +93,7 @@ class ProcessPreparer:
 def read_public_prefixes(files: Iterable[str], text: Text) -> PublicPrefixes:
     """Reads the files. Raises ConfigError, naming the file.
 
-    FILE.json holds the beginning of a chat as clients would send it, which the model's template renders. Any other file
+    FILE.json holds the first messages of a chat, as clients send them. They are rendered. Any other file
     holds the text that completions begin with.
     """
     return PublicPrefixes(_tokens_of(Path(file), text) for file in files)

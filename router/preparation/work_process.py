@@ -99,7 +99,7 @@ class WorkProcess:
     """One process and the requests that wait for it. Tenants take turns."""
 
     def __init__(self, program: WorkProgram, files: TextFiles, *, nice: int, idle_s: float | None) -> None:
-        """`idle_s`: the process starts when it is needed, and ends after so long without work. None: it stays."""
+        """`idle_s`: the process starts when it is needed, and ends after this long without work. None: it stays."""
         self._program = program
         self._files = files
         self._nice = nice

@@ -130,7 +130,7 @@ class ClientRequest:
     may_rename: bool = False
     """Take another id where an open request has this one, instead of refusing: proxies repeat theirs on retries."""
     clamps_length: bool = False
-    """A client that asks for more tokens than fit behind its prompt gets as many as fit, instead of an error."""
+    """A client that asks for more tokens than fit after its prompt gets as many as fit, instead of an error."""
     deadline_s: float | None = None
     """Seconds since the Unix epoch."""
     tenant: str = ""

@@ -2,7 +2,7 @@
 
 Over HTTP only clients that ask for it get them: stock clients stumble over `id:` lines and comments. A token is
 `stream:resumptions:weights:choices:mark`. The stream's name is the client's request id, a random part, and a mark where
-it belongs to a tenant's key. `weights` tells which weights have computed what was sent: others cannot go on with it.
+it belongs to a tenant's key. `weights` tells which weights have computed what was sent: others cannot continue with it.
 Each choice is the number of tokens sent, with an `e` where its end was sent, too. `-` stands for a choice without any
 message, and `17x3` for three equal ones in a row. `end` instead of the choices says that there is nothing left to send.
 The mark is of all before it, so that no client can say anything else than it was told.

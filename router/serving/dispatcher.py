@@ -99,7 +99,7 @@ class RouterCore:
         """
         self.is_draining = True
         for opened in list(self._open.values()):
-            opened.leave(Draining("the router is shutting down; another one can go on with this stream"))
+            opened.leave(Draining("the router is shutting down; another one can continue with this stream"))
             await opened.stop()
         if self._with is not None:
             await self._with.links.flush()
@@ -266,7 +266,7 @@ class RouterCore:
         recovered = await recover(map(links.to, self._fleet.decode_workers()), request)
         earlier = self._open.pop(request.request_id, None)
         if earlier is not None:
-            earlier.leave(Cancelled("the client goes on with this stream over another connection"), always=True)
+            earlier.leave(Cancelled("the client continues with this stream over another connection"), always=True)
             await earlier.stop()  # it may have migrated meanwhile
             recovered = await recover(map(links.to, self._fleet.decode_workers()), request)
         self._metrics.recovered_requests_total.inc(len(recovered))

@@ -51,10 +51,10 @@ def weights_mark(fingerprint: str, own: bytes) -> str:
 
 
 def changed(request_id: str) -> WeightsChanged:
-    """Returns the error of an answer that only weights could go on with that no worker has any more."""
+    """Returns the error of an answer that only weights could continue with that no worker has any more."""
     return WeightsChanged(
         f"the answer {request_id} was begun with weights of its model that were replaced before its end, and cannot "
-        "go on with others; send the request again"
+        "continue with others; send the request again"
     )
 
 

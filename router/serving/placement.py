@@ -91,7 +91,7 @@ class Placer:
 
         Raises Overloaded where every worker that could be asked is full or would be too late, Draining where all of
         them are leaving, PeerLost where none came in time, WeightsChanged where no worker has its weights any more,
-        and what a worker says of it. The queue's `first_token` and `left` have to be called for what was placed.
+        and what a worker says about it. The queue's `first_token` and `left` have to be called for what was placed.
         """
         is_urgent |= not self._are_routed(parent)
         queued = _queued(attempt, parent, is_urgent=is_urgent)
@@ -134,7 +134,7 @@ class Placer:
 
     @contextlib.contextmanager
     def migration_target(self, attempt: Attempt, parent: ParentRequest, others: Sequence[Worker]) -> Iterator[Worker]:
-        """Gives the worker at which an open request would best go on. Inside, its room there is reserved."""
+        """Gives the worker at which an open request would best continue. Inside, its room there is reserved."""
         moving = dataclasses.replace(attempt, request_id=RequestId(f"{attempt.request_id} moves"))
         queued = _queued(moving, parent)
         workers = dataclasses.replace(self._workers(others), prefill=())

@@ -1,4 +1,4 @@
-"""Hashes the blocks of prompts, each beginning that a tenant repeats only once."""
+"""Hashes the blocks of prompts. A prefix that a tenant repeats is hashed only once."""
 
 from __future__ import annotations
 

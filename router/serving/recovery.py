@@ -27,7 +27,7 @@ class Recovered:
     tokens: tuple[SampledToken, ...]
     """The whole output so far."""
     finish: FinishReason | None
-    """None while it goes on."""
+    """None while it continues."""
     cached_tokens: int
     most_tokens: int
     """Tokens that the output may have."""

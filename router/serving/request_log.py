@@ -1,6 +1,6 @@
 """Writes the request log on a thread of its own, so that neither tokens nor new requests wait for a disk.
 
-What cannot be written (a full disk, a disk that hangs) is dropped and counted: serving goes on.
+What cannot be written (a full disk, a disk that hangs) is dropped and counted: serving continues.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class RequestLog:
             lost = len(lines) - data.count(b"\n", 0, whole)
             self._metrics.request_log_dropped_total.inc(lost)
             if not self._is_failing:
-                log.error("request log not written path=%s error=%s: serving goes on without it", self._path, error)
+                log.error("request log not written path=%s error=%s: serving continues without it", self._path, error)
             self._is_failing = True
             return
         if self._is_failing and data:

@@ -62,14 +62,14 @@ class ChatTemplate:
 
 
 class SpecialTexts:
-    """Finds a model's special tokens, and beginnings of them, in what clients write."""
+    """Finds a model's special tokens, and prefixes of them, in what clients write."""
 
     def __init__(self, texts: Iterable[str], normalize: Callable[[str], str] = lambda text: text) -> None:
         """`normalize`: what the tokenizer does to a text before it looks for special tokens."""
         self.pattern = _any_of(texts := sorted(texts, key=len, reverse=True))
         self._normalize = normalize
         self._normalized = _any_of(filter(None, map(normalize, texts)))
-        # A word may end like the beginning of one that is written like a word; templates compare words.
+        # A word may end with a prefix of one that is written like a word; templates compare words.
         self._beginnings = tuple({text[:end] for text in texts if not text[0].isalnum() for end in range(1, len(text))})
 
     def are_in(self, text: str) -> bool:
@@ -88,7 +88,7 @@ class SpecialTexts:
 class Guard:
     """Keeps special tokens that a client wrote from becoming real ones.
 
-    A mark is put into each of them, and behind a text that ends like the beginning of one, before the template is
+    A mark is put into each of them, and after a text that ends with a prefix of one, before the template is
     rendered. The specials that are whole in the rendered text are then the template's own; the text between them is
     encoded as ordinary text, without the marks.
     """

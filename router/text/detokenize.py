@@ -70,7 +70,7 @@ class RecentTokensDecoder:
         self._recent = list(context)
         self._text = decode(self._recent) if self._recent else ""
         self._sent = self._text[: len(self._text) - _unfinished(self._text)]
-        """The beginning of their text that was sent, or belongs to the prompt."""
+        """The prefix of their text that was sent, or belongs to the prompt."""
 
     def feed(self, token: int) -> str:
         if token in self._silent:

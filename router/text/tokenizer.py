@@ -242,7 +242,7 @@ Ends = tuple[Sequence[int], Sequence[int]]
 
 
 def _ends_of_texts(tokenizer: Tokenizer, added: Iterable[str]) -> Ends | None:
-    """Returns the tokens that the tokenizer puts before every text and behind it. None: they are not known.
+    """Returns the tokens that the tokenizer puts before every text and after it. None: they are not known.
 
     Texts that begin with one of the `added` tokens show it, as every tokenizer has a token for them.
     """

@@ -31,7 +31,7 @@ class Client(abc.ABC):
 
 @dataclass(frozen=True, slots=True)
 class ReportedUsage:
-    """What a server says of an answer; None where it does not."""
+    """What a server says about an answer; None where it does not."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None

@@ -1,4 +1,4 @@
-"""Our own gRPC front door: twostroke.v1.Inference/Generate with token ids, words or a chat message."""
+"""A client of our own gRPC API: twostroke.v1.Inference/Generate with token ids, words or a chat message."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class GrpcClient(Client):
 
 
 async def served_vocab_size(target: Target) -> int:
-    """Returns what the server says of its model; the default where it does not say. Raises PeerLost."""
+    """Returns the vocabulary size that the server reports, or the default where it does not. Raises PeerLost."""
     async with _open(target) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         try:

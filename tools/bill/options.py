@@ -85,7 +85,7 @@ class RequestFlags(Settings):
     answers: str = setting(
         Answers.LOGGED.value,
         choices=tuple(Answers),
-        help="pages of answers: not kept (a prefill worker), kept and not found again, found by prompts that go on "
+        help="pages of answers: not kept (a prefill worker), kept and not found again, found by prompts that continue "
         "from them, or found as the log shows",
     )
 

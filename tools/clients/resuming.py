@@ -65,11 +65,11 @@ class RouterPatience:
     """How long a client waits for routers, in seconds."""
 
     silence_s: float = SILENCE_S
-    """A router that is silent for so long is left."""
+    """A router that is silent for this long is left."""
     gap_s: float = PATIENCE_S
-    """A stream fails that no router continues for so long."""
+    """A stream fails that no router continues for this long."""
     begin_s: float = PATIENCE_S
-    """A stream fails that no router begins for so long."""
+    """A stream fails that no router begins for this long."""
 
 
 class ResumingClient:

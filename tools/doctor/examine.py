@@ -167,7 +167,7 @@ def seen_from(server: str, address: str) -> str:
 
 @dataclass(slots=True)
 class Seen:
-    """What the index says of one worker."""
+    """What the index says about one worker."""
 
     sequence: int = 0
     holds: dict[int, set[BlockHash]] = field(default_factory=dict)

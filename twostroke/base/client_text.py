@@ -37,7 +37,7 @@ def on_one_line(text: str) -> str:
 
 
 def log_value(text: str) -> str:
-    """Returns what stands behind `key=` in a log: in quotes with escapes, unless it cannot be misread."""
+    """Returns what stands after `key=` in a log: in quotes with escapes, unless it cannot be misread."""
     if len(text) > MOST_VALUE:
         text = without_middle(text, MOST_VALUE)
     if text and text.isprintable() and " " not in text and UNQUOTED.isdisjoint(text):

@@ -20,7 +20,7 @@ DIGEST_BYTES: Final = 16
 
 
 def tokenizer_field(directory: Path) -> str:
-    """Returns what a fingerprint says of the tokenizer in a model's directory."""
+    """Returns what a fingerprint says about the tokenizer in a model's directory."""
     path = directory / FILE
     return f"{FIELD}{_digest(path.read_bytes()) if path.exists() else NO_FILE}"
 

@@ -59,7 +59,7 @@ def form_name(kv_format: str, exact_layers: int, dtype: str, processes: int = 1)
 
 
 def check_exact_layers(exact_layers: int, *kv_formats: str) -> None:
-    """Raises ConfigError where layers shall be exact and no page has a form that is for."""
+    """Raises ConfigError where layers should be exact and no page has a form that is for."""
     if exact_layers and not set(WITH_EXACT_LAYERS) & set(kv_formats):
         raise ConfigError(
             f"--kv-exact-layers {exact_layers} is for --kv-format {' or '.join(WITH_EXACT_LAYERS)}, "

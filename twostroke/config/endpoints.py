@@ -63,7 +63,7 @@ class EndpointsConfig(Settings):
         600.0,
         least=1,
         most=MAX_AGE_S,
-        help="gRPC clients connect again after so long, wherever their name leads then; streams go on",
+        help="gRPC clients connect again after this long, wherever their name leads then; streams continue",
     )
     cors_origins: tuple[str, ...] = setting(
         (),

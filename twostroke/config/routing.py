@@ -36,7 +36,7 @@ class RoutingConfig(Settings):
         flag="--public-prefix",
         is_path=True,
         unit="FILE",
-        help='a beginning of prompts that tenants may share: text, or FILE.json with {"messages": [...]}; may be given '
+        help='a prefix of prompts that tenants may share: text, or FILE.json with {"messages": [...]}; may be given '
         "several times",
         default_text="tenants share nothing",
     )
@@ -46,8 +46,10 @@ class PatienceConfig(Settings):
     """Time in which the listener was late itself does not count as silence."""
 
     heartbeat_s: float = setting(0.5, is_hidden=True, above=0, help="longest silence of a process that is well")
-    suspect_after_s: float = setting(1.0, above=0, help="a worker that is silent for so long gets no new work")
-    dead_after_s: float = setting(2.0, above=0, help="what a worker has that is silent for so long goes on elsewhere")
+    suspect_after_s: float = setting(1.0, above=0, help="a worker that is silent for this long gets no new work")
+    dead_after_s: float = setting(
+        2.0, above=0, help="requests of a worker that is silent for this long continue elsewhere"
+    )
 
     def model_post_init(self, _context: Any) -> None:
         if self.suspect_after_s <= self.heartbeat_s:

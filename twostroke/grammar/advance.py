@@ -42,12 +42,12 @@ class Advance:
 
     state: GrammarState
     drawn: Sequence[SampledToken]
-    """The token behind the last known one, and that behind each of `proposed`."""
+    """The token after the last known one, and that after each of `proposed`."""
     proposed: Sequence[int]
     most_tokens: int
     """Tokens that the answer may still get, at least one."""
     takes_forced: bool
-    """False: each token is drawn, in a step of its own or behind proposed ones."""
+    """False: each token is drawn, in a step of its own or after proposed ones."""
     ends: Collection[int]
     """Tokens that end the answer."""
     tokens: list[SampledToken] = field(default_factory=list)

@@ -14,7 +14,7 @@ from twostroke.grammar.vocabulary import MOST_DIGITS, Vocabulary
 
 TOO_LONG = "the answer's grammar takes too long to follow from here on"
 DEAD_END = (
-    "the answer's grammar has a dead end: no text that goes on from here matches it, and the text so far does not; "
+    "the answer's grammar has a dead end: no text that continues from here matches it, and the text so far does not; "
     "mend the grammar, or leave out what cannot follow"
 )
 FULL_LEXER = "too many states"
@@ -130,7 +130,7 @@ class GrammarState:
             self.failure = self.failure or DEAD_END
 
     def masks_along(self, proposed: Sequence[int]) -> list[Mask]:
-        """Returns the mask now and after each of `proposed`, which it permits. It is empty behind a dead end."""
+        """Returns the mask now and after each of `proposed`, which it permits. It is empty after a dead end."""
         masks = [self.mask]
         if not proposed:
             return masks
@@ -241,7 +241,7 @@ class GrammarState:
         return mask
 
     def _may_end_with(self, digit: int) -> bool:
-        """Returns whether anything but a digit may come behind one."""
+        """Returns whether anything but a digit may come after one."""
         ahead, mask = self._matcher.deep_copy(), np.zeros(self._vocabulary.mask_words, np.uint32)
         if not ahead.consume_token(digit):
             return False

@@ -46,7 +46,7 @@ class Digits:
         """Returns the mask without further digits, unless the text is not a number.
 
         Where only digits may come, it is those with which the number may end, if any: none ends with more zeros that
-        must not be zero. `may_end_with` tells whether anything but a digit may come behind a token.
+        must not be zero. `may_end_with` tells whether anything but a digit may come after a token.
         """
         if (mask & self.letters).any():
             return mask

@@ -18,7 +18,7 @@ SCRATCH_PAGES: Final = 1
 GENERATION_BYTES: Final = 8
 """One u64 per page."""
 REGION_ALIGNMENT: Final = mmap.PAGESIZE
-"""Bytes: a region behind another begins on a page of the system, which suits every type of number and every device."""
+"""Bytes: a region after another begins on a page of the system, which suits every type of number and every device."""
 
 
 def generation_bytes(pages: int) -> int:
@@ -28,7 +28,7 @@ def generation_bytes(pages: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PageRegion:
-    """The pages of one group, and a scratch page behind them."""
+    """The pages of one group, and a scratch page after them."""
 
     pages: int
     page_bytes: int

@@ -61,7 +61,7 @@ class PoolLocation:
 
 
 class Pages(abc.ABC):
-    """The pages of a pool: those of each page group, plus one scratch page behind them."""
+    """The pages of a pool: those of each page group, plus one scratch page after them."""
 
     layout: PoolLayout
     generations: npt.NDArray[np.uint64]

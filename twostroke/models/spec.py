@@ -25,7 +25,7 @@ class RopeSpec:
     kind: str
     """"default", "linear", "llama3" and so on; for people, the arithmetic needs only the numbers."""
     inverse_frequencies: tuple[float, ...]
-    """One per pair of dimensions, float32 values; 0 behind all others for pairs that are not rotated."""
+    """One per pair of dimensions, float32 values; 0 after all others for pairs that are not rotated."""
     attention_scaling: float = 1.0
     """Factor on cosine and sine of the rotated pairs (yarn, longrope)."""
 
@@ -240,7 +240,7 @@ class ModelSpec:
 
     @property
     def widest_mlp(self) -> int:
-        """Returns the width of what one token is between and behind the products of the widest MLP."""
+        """Returns the width of what one token is between and after the products of the widest MLP."""
         if self.experts is None:
             return self.intermediate_size
         mixed = self.experts.per_token * (self.experts.width + self.hidden_size) + self.experts.shared_width

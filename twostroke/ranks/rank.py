@@ -102,12 +102,12 @@ class AsideEnd:
 class Aside:
     """The message before work that a rank does on a separate thread while steps run. Nobody meets after it.
 
-    Two descriptors come behind it: of memory with the work, pickled, since it may be large and steps share the way; and
+    Two descriptors come after it: of memory with the work, pickled, since it may be large and steps share the way; and
     of a pipe that takes the work's end (see `AsideEnd`).
     """
 
     def begin(self, connection: Connection, work: Callable[[Any], None], failed: Callable[[Exception], None]) -> None:
-        """Receives what comes behind, and starts."""
+        """Receives what comes after, and starts."""
         with socket.socket(fileno=os.dup(connection.fileno())) as way:
             _, descriptors, _, _ = socket.recv_fds(way, 1, 2)
         threading.Thread(target=self._do, args=(*descriptors, work, failed), name="aside", daemon=True).start()

@@ -36,7 +36,7 @@ def machine_name() -> str:
 
 
 async def introduced(channel: PeerChannel) -> tuple[control_pb2.ServerInfo, ClockOffset]:
-    """Returns what the other process says of itself, and how far its clock is off. Raises ServeError."""
+    """Returns what the other process says about itself, and how far its clock is off. Raises ServeError."""
     best = ClockOffset(0, 1 << 62)
     for _ in range(READINGS):
         sent_ns = time.monotonic_ns()

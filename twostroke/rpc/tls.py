@@ -1,4 +1,4 @@
-"""Certificates as gRPC takes them: servers ask for them at every handshake, clients when they open a channel."""
+"""Lets gRPC servers and clients change to a renewed certificate while they run."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from twostroke.base.credentials import CLUSTER_NAME
 from twostroke.security.tls import Certificates, Pem
 
 TAKES_CALLS_S = 60.0
-"""How long a channel of an earlier certificate still takes calls. A call has a channel before it has proved the token,
-and gRPC refuses calls over a channel that closes. A proof takes seconds at most."""
+"""Seconds before an old channel is closed. A call chooses its channel first and proves the token then, which takes
+seconds at most. gRPC refuses new calls on a channel that is being closed."""
 LINGER_S = 24 * 3600.0
-"""For calls over a connection of an earlier certificate: longer than any answer; a stream without end begins again."""
+"""Seconds that calls on an old channel may still take: longer than any answer. An endless stream is opened again."""
 
 SESSIONS_S = 600.0
-"""How long clients may come back with a session, without showing their certificate again. gRPC itself gives them days,
-and another configuration makes earlier sessions worthless."""
+"""Seconds for which clients may resume a TLS session without showing their certificate again. gRPC alone would allow
+days. A new configuration ends all earlier sessions."""
 PAUSE_S = 0.05
-"""Before a configuration is replaced: handshakes that have asked are through the few instructions in which they need
-it, also on a machine that does other things."""
+"""Pause before a configuration is replaced. Handshakes use the old one for a few instructions after they asked for it;
+this is long enough for them, also on a busy machine."""
 
 Options = tuple[tuple[str, int], ...]
 
@@ -37,17 +37,17 @@ def server_credentials(certificates: Certificates | None) -> grpc.ServerCredenti
     renewal = Renewal(certificates)
     return grpc.dynamic_ssl_server_credentials(
         renewal.first(),
-        renewal.next,  # type: ignore[arg-type]  # None: as before
+        renewal.next,  # type: ignore[arg-type]  # None: keep the old one
         certificates.asks_clients,
     )
 
 
 class Renewal:
-    """What a gRPC server shows: another configuration where the certificate is a new one, and at times for sessions.
+    """Gives a gRPC server a new configuration when the certificate was renewed, and when sessions have become too old.
 
-    gRPC (1.85) takes a configuration away from handshakes that are about to use it: where another one came with every
-    handshake, some thousand attempts of a stranger ended the process. So another one comes seldom, and after a pause in
-    which those handshakes continue. gRPC asks on one thread at a time.
+    It must do so seldom. gRPC (1.85) frees the old configuration although other handshakes may be about to use it. With
+    a new configuration for every handshake, a few thousand connections of a stranger crashed the process. So a new one
+    is rare, and comes after a pause (`PAUSE_S`). gRPC asks on one thread at a time.
     """
 
     def __init__(self, certificates: Certificates, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,7 +60,7 @@ class Renewal:
         return _configuration(self._shown)
 
     def next(self) -> grpc.ServerCertificateConfiguration | None:
-        """Returns new certificates to use, if any. gRPC calls it on a thread of its own before each handshake."""
+        """Returns a new configuration, or None for the old one. gRPC calls it before each handshake."""
         pem = self._certificates.pem
         is_old = self._certificates.asks_clients and self._clock() - self._since_s > SESSIONS_S
         if pem is self._shown and not is_old:
@@ -71,8 +71,11 @@ class Renewal:
 
 
 class RenewingChannel(grpc.aio.Channel):
-    """gRPC shows the certificate that a channel was opened with for ever. This one opens another channel for the next
-    call once the certificate is a new one; calls that are under way end where they began."""
+    """A channel that changes to a renewed certificate.
+
+    A gRPC channel keeps the certificate that it was opened with. So this one opens a new channel for the next call
+    after a renewal. Calls in progress finish on the old one.
+    """
 
     def __init__(
         self,
@@ -108,13 +111,13 @@ class RenewingChannel(grpc.aio.Channel):
         return self._calls(methodcaller("stream_stream", *method, **codecs))
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        return self._now().get_state(try_to_connect)
+        return self._current().get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
         await self._channel.wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:
-        await self._now().channel_ready()
+        await self._current().channel_ready()
 
     async def __aenter__(self) -> RenewingChannel:
         return self
@@ -123,14 +126,14 @@ class RenewingChannel(grpc.aio.Channel):
         await self.close()
 
     def _calls(self, opened: Callable[[grpc.aio.Channel], Any]) -> Any:
-        """Returns what makes calls of one method, over the channel of their time."""
+        """Returns a function that calls one method on the channel that is current when it is called."""
 
         def call(*request: Any, **options: Any) -> Any:
-            return opened(self._now())(*request, **options)
+            return opened(self._current())(*request, **options)
 
         return call
 
-    def _now(self) -> grpc.aio.Channel:
+    def _current(self) -> grpc.aio.Channel:
         pem = self._certificates.pem
         if pem is not self._shown:
             before, self._shown, self._channel = self._channel, pem, self._open()
@@ -148,7 +151,7 @@ class RenewingChannel(grpc.aio.Channel):
 
 
 async def _leave(channel: grpc.aio.Channel) -> None:
-    """Closes a channel after the last call that has chosen it."""
+    """Closes an old channel when no call can choose it any more. Calls in progress may finish."""
     await asyncio.sleep(TAKES_CALLS_S)
     await channel.close(LINGER_S)
 

@@ -10,7 +10,7 @@ from twostroke.tracing.span import Span, Value
 
 
 def known_of(recorder: Recorder, name: str) -> control_pb2.GetTraceResponse:
-    """Returns what a process says of a request, or of a stream."""
+    """Returns what a process says about a request or a stream."""
     kept = recorder.find(name)
     if kept is None:
         return control_pb2.GetTraceResponse(forgotten=recorder.has_forgotten(name))

@@ -31,7 +31,7 @@ class PromptLookup:
         self._take_in(known)
         tokens = self._tokens[max(0, self._count - REACH) : self._count]
         places = np.flatnonzero(tokens[:-1] == tokens[-1])[-PLACES:] + 1
-        """Places behind the earlier runs that agree with the last tokens."""
+        """Places after the earlier runs that agree with the last tokens."""
         found, matched = None, 0
         for length in range(2, MATCHED[0] + 1):
             places = places[places >= length]

@@ -173,7 +173,7 @@ class Speculation:
             self._note(proposal.kind, Outcome(run, kept, kept * self._price.token_s, run * self._price.row_s))
 
     def _best(self, drafters: Sequence[Drafter], known: Sequence[int], most: int) -> tuple[Draft, Proposal | None, int]:
-        """Returns the draft with the most tokens that are expected to be right, and the proposal behind it.
+        """Returns the draft with the most tokens that are expected to be right, and the proposal after it.
 
         Where a drafter is certain, other proposals count only if they begin with its tokens. The last value is the
         number of those tokens.

@@ -92,7 +92,7 @@ class OtlpExporter:
             if is_taken:
                 log.info("spans sent again endpoint=%s", self._endpoint)
             else:
-                log.error("spans not sent endpoint=%s: serving goes on without them", self._endpoint)
+                log.error("spans not sent endpoint=%s: serving continues without them", self._endpoint)
 
 
 def _library(endpoint: str, resource: Mapping[str, str]) -> tuple[OTLPSpanExporter, Resource]:

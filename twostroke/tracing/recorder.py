@@ -124,7 +124,7 @@ class Recorder:
         self._watcher: Callable[[Span], None] | None = None
 
     def root(self, name: str, request_id: str, header: str) -> OpenSpan:
-        """Begins the span in which a request comes in; `header` is what the client says of its own trace, if
+        """Begins the span in which a request comes in; `header` is what the client says about its own trace, if
         anything."""
         parent = TraceContext.parse(header) if header else None
         stream = stream_of(request_id)

@@ -75,23 +75,23 @@ class _GroupListener:
         self._memory = memory
         self._others = [listener for each in loaded if (listener := each.listener(group)) is not None]
 
-    def stored(self, name: BlockHash) -> None:
-        self._epoch.blocks[self._group].add(name)
+    def stored(self, block_hash: BlockHash) -> None:
+        self._epoch.blocks[self._group].add(block_hash)
         for other in self._others:
-            other.stored(name)
+            other.stored(block_hash)
 
-    def removed(self, name: BlockHash) -> None:
-        self._epoch.blocks[self._group].remove(name)
+    def removed(self, block_hash: BlockHash) -> None:
+        self._epoch.blocks[self._group].remove(block_hash)
         for other in self._others:
-            other.removed(name)
+            other.removed(block_hash)
 
-    def evicting(self, page: PageId, name: BlockHash, parent: BlockHash) -> None:
+    def evicting(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
         for other in self._others:
-            other.evicting(page, name, parent)
+            other.evicting(page, block_hash, parent)
 
-    def forgotten(self, name: BlockHash) -> None:
+    def forgotten(self, block_hash: BlockHash) -> None:
         for other in self._others:
-            other.forgotten(name)
+            other.forgotten(block_hash)
 
     def new_writer(self, page: PageId) -> None:
         self._memory.begin_new_generation(page)

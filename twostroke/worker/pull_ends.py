@@ -1,4 +1,4 @@
-"""The two ends of a pull: pages as a worker serves them, and where they arrive; both take digests of them."""
+"""The two ends of a pull: the pages that a worker serves, and the pages where they arrive. Both compute digests."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class ServedPages(Protocol):
 
 
 class OwnPages:
-    """The pages as they lie here; a digest is computed once per generation of a page."""
+    """The pages in this worker's own form. A digest is computed once per generation of a page."""
 
     def __init__(self, form: KvForm, memory: Pages, digests: PageDigests, endpoints: Sequence[PageEndpoint]) -> None:
         self.form = form
@@ -102,7 +102,9 @@ class OwnPages:
             if known is None or known[0] != generation
         ]
         digests = await self._digests.of([page for page, _ in unknown])
-        self._known.update((page, (generation, of)) for (page, generation), of in zip(unknown, digests, strict=True))
+        self._known.update(
+            (page, (generation, page_digest)) for (page, generation), page_digest in zip(unknown, digests, strict=True)
+        )
         return [self._known[page] for page in pages]
 
 
@@ -117,7 +119,8 @@ class Landed:
 
 
 class Landing(Protocol):
-    """A landing is where the bytes of a pull arrive: in the pages that were claimed, or beside them to be converted."""
+    """A landing is where the bytes of a pull arrive: in the claimed pages themselves, or elsewhere, to be converted
+    into them."""
 
     @property
     def transports(self) -> Sequence[PageTransport]:
@@ -163,9 +166,9 @@ class ServedInOtherForm(ServedPages, Protocol):
     def is_for_puller(
         self, offer: worker_pb2.PullerConversion, own_bytes: int, wanted: int, ready: Iterable[PageId]
     ) -> bool:
-        """Returns whether the puller is rather to convert pages of `own_bytes` each, as it offers.
+        """Returns whether the puller should convert, as it offers. It would get pages of `own_bytes` each.
 
-        A pull wants this many pages, of which `ready` can be read now.
+        The pull wants `wanted` pages, of which `ready` are filled now.
         """
 
 
@@ -175,4 +178,4 @@ class LandingInOtherForm(Landing, Protocol):
     form: KvForm
 
     def offer(self, bytes_per_s: float) -> worker_pb2.PullerConversion | None:
-        """Returns what converting would cost here behind a link of this rate; None where there is no room now."""
+        """Returns the cost of converting here after a link of this rate; None where there is no room now."""

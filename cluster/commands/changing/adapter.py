@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument(
         "--replace", action="store_true", help="the name may have an adapter; requests that have begun keep theirs"
     )
-    unload = commands.add_parser("unload", help="withdraw a name; requests that have begun go on")
+    unload = commands.add_parser("unload", help="withdraw a name; requests that have begun continue")
     unload.add_argument("name")
     listing = commands.add_parser("list", help="show what is served")
     for each, run_action in ((load, _load), (unload, _unload), (listing, _list)):

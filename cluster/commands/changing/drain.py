@@ -35,7 +35,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=DEADLINE_S,
         metavar="S",
-        help="seconds; requests that are open then are cut off and go on elsewhere (default: %(default)s)",
+        help="seconds; requests that are open then are cut off and continue elsewhere (default: %(default)s)",
     )
     supervisor_access.add_arguments(parser)
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         return _drain_node(args)
     left = drain(args, args.worker, args.restart, force=args.force)
     done = "serves again" if args.restart else "has left"
-    cut = f"; {left} requests were cut off and go on elsewhere" if left else ""
+    cut = f"; {left} requests were cut off and continue elsewhere" if left else ""
     print(f"{args.worker} {done}{cut}")
     return 0
 

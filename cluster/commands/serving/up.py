@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep",
         action="store_true",
-        help="leave workers and supervisor running when told to end; the next `up` with this file goes on with them "
+        help="leave workers and supervisor running when told to end; the next `up` with this file continues with them "
         "(default: they end, too)",
     )
     parser.add_argument(

@@ -102,7 +102,7 @@ class PinDelivery:
             return []
 
     async def listed(self, request: pins_pb2.ListPinsRequest, holder: PinHolder) -> pins_pb2.ListPinsResponse:
-        """Returns what a worker that serves says of its pins; nothing where it does not answer."""
+        """Returns what a worker that serves says about its pins; nothing where it does not answer."""
         try:
             reply: pins_pb2.ListPinsResponse = await self._call(holder, "List", request)
         except ServeError as error:

@@ -1,4 +1,4 @@
-"""Owns the desired state: how many workers there shall be, in which role and with which weights.
+"""Owns the desired state: how many workers there should be, in which role and with which weights.
 
 Each change is stored before anybody is told.
 """
@@ -58,7 +58,7 @@ class DesiredFleet:
         return slot
 
     def role(self, worker_id: str) -> Role:
-        """Returns the role in which the worker shall serve."""
+        """Returns the role in which the worker should serve."""
         return self._state.slots[worker_id].role
 
     def shall_switch(self, worker_id: str) -> bool:
@@ -79,7 +79,7 @@ class DesiredFleet:
 
     @property
     def wanted(self) -> WorkerCounts:
-        """Workers that shall serve. A worker that was drained or cannot start counts again once it is asked back."""
+        """Workers that should serve. A worker that was drained or cannot start counts again once it is asked back."""
         return counts_of(self._state, self._gone())
 
     def startable(self, wanted: WorkerCounts) -> WorkerCounts:
@@ -113,7 +113,7 @@ class DesiredFleet:
         return {name: each for name, each in self._state.slots.items() if not each.is_retiring and not each.is_asleep}
 
     def _checkpoint(self, worker_id: str, busy: Collection[str]) -> Checkpoint | None:
-        """Returns the weights that a worker serves with and goes on serving with; None where it does not."""
+        """Returns the weights that a worker serves with and continues serving with; None where it does not."""
         try:
             return None if worker_id in busy else self._fleet.checkpoint(worker_id)
         except NotFound:
@@ -140,7 +140,7 @@ class DesiredFleet:
         self.write(replace(self._state, is_automatic=is_automatic))
 
     def scale(self, wanted: WorkerCounts, held: Mapping[str, int], *, is_automatic: bool, reason: str) -> None:
-        """Sets how many workers there shall be from now on."""
+        """Sets how many workers there should be from now on."""
         self._forget_failed(wanted)
         state = revised(self._state, wanted, held, self._gone(), may_switch=self._spec.flexible)
         if state.slots != self._state.slots:

@@ -1,6 +1,6 @@
 """Drains workers: each hands over what it can and ends, then restarts, switches role or stays away.
 
-What follows a drain is stored before anybody is told, so that a restarted supervisor goes on with it.
+What follows a drain is stored before anybody is told, so that a restarted supervisor continues with it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 DEADLINE_S = 30.0
 """Deadline in seconds of a drain whose caller is not known any more."""
 SWITCH_S = 3.0
-"""Seconds for a worker that switches role to hand over its requests. The rest goes on elsewhere all the same."""
+"""Seconds for a worker that switches role to hand over its requests. The rest continues elsewhere all the same."""
 END_S = 2.0
 """Seconds from a worker's shutdown or death until the supervisor must have noticed; after that it is killed."""
 RELEASE_S = 10.0
@@ -240,7 +240,7 @@ class NodeWatch:
         for node_id in nodes.leaving.keys() - before.leaving.keys():
             workers = [worker.worker_id for worker in placed_workers if worker.node_id == node_id]
             log.info(
-                "node shall be left node=%s ends_in_s=%.1f workers=%s",
+                "node should be left node=%s ends_in_s=%.1f workers=%s",
                 *(node_id, nodes.leaving[node_id], ",".join(workers)),
             )
             if workers and not nodes.has_others:

@@ -1,7 +1,7 @@
 """Changes the fleet until it matches the desired state. One decode worker always stays.
 
 Every pass starts from the desired state and from what is observed, never from what was done last. So a restarted
-supervisor goes on in the middle of a change.
+supervisor continues in the middle of a change.
 """
 
 from __future__ import annotations

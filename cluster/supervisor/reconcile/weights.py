@@ -19,14 +19,14 @@ from twostroke.config import Role
 
 @dataclass(frozen=True, slots=True)
 class LoadedWorker:
-    """A worker that shall serve, and what it serves now."""
+    """A worker that should serve, and what it serves now."""
 
     worker_id: str
     role: Role
     checkpoint: Checkpoint | None
     """None while it does not serve."""
     has_no_room: bool = False
-    """Ray has had no node for its process for so long that others go on. It will begin with the wanted weights."""
+    """Ray has had no node for its process for so long that others continue. It will begin with the wanted weights."""
 
 
 def has_enough(workers: Sequence[LoadedWorker], role: Role, wanted: Checkpoint) -> bool:
@@ -59,7 +59,7 @@ def weights_after_failure(workers: Sequence[LoadedWorker], weights: Weights) -> 
 
 
 def next_to_reload(workers: Sequence[LoadedWorker], weights: Weights) -> str | None:
-    """Returns the worker that shall begin anew now; None while one is on its way, or all have the weights."""
+    """Returns the worker that should begin anew now; None while one is on its way, or all have the weights."""
     if any(each.checkpoint is None and not each.has_no_room for each in workers):
         return None
     held_back = last_decode_worker(workers)

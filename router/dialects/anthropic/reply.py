@@ -83,7 +83,7 @@ class AnthropicReply:
         return "tool_use" if self._blocks.has_calls else "end_turn"
 
     def _usage(self, usage: Usage) -> Json:
-        """Tokens up to the last hint that were not cached were written to the cache; those behind it are input."""
+        """Tokens up to the last hint that were not cached were written to the cache; those after it are input."""
         prompts = self._request.prompts
         hints = [hint.tokens for prompt in prompts if isinstance(prompt, TokenPrompt) for hint in prompt.hints]
         written = max(0, max(hints, default=0) - usage.cached_tokens)

@@ -1,6 +1,6 @@
 """What a response of KServe's protocol holds besides text: outputs that clients ask for, and tensors as raw bytes.
 
-In raw bytes numbers are little endian, a text stands behind its length in four bytes, and a boolean is one byte
+In raw bytes numbers are little endian, a text stands after its length in four bytes, and a boolean is one byte
 (https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md).
 """
 
@@ -118,7 +118,7 @@ def raw_bool(name: str, raw: bytes) -> bool:
 def raw_text(name: str, raw: bytes) -> str:
     """Returns the one value of an input. Raises InvalidRequest that names it."""
     if len(raw) < _LENGTH.size or _LENGTH.unpack_from(raw)[0] != len(raw) - _LENGTH.size:
-        needed = "must be one string behind its length, four bytes of little endian"
+        needed = "must be one string after its length in four bytes, little endian"
         raise InvalidRequest(f"input {name} {needed}", field=name)
     return decoded_text(name, raw[_LENGTH.size :])
 

@@ -1,4 +1,4 @@
-"""`infer` over HTTP: the tensors of one whole answer, in JSON or as bytes behind the JSON.
+"""`infer` over HTTP: the tensors of one whole answer, in JSON or as bytes after the JSON.
 
 Inputs and outputs choose each for itself. Bytes follow in the order of their tensors, each as long as its tensor says.
 """
@@ -29,7 +29,7 @@ BODY: Json = {
 MOST_TENSORS = 64
 """Tensors that a message names; more than there are is a mistake in the client."""
 SIZE = "binary_data_size"
-"""Parameter of a tensor whose values are bytes behind the JSON: how many they are."""
+"""Parameter of a tensor whose values are bytes after the JSON: how many they are."""
 
 _OTHER_PLACES = ("shared_memory_region", "classification")
 """Parameters of tensors by which clients expect their values elsewhere, or others."""
@@ -81,7 +81,7 @@ class InferJsonReply:
         return JsonWithBytes(body, b"".join(parts)) if self._request.binary_outputs else body
 
     def _output(self, name: str, values: Values) -> tuple[Json, bytes]:
-        """Returns an output's entry in the JSON, and what follows behind it."""
+        """Returns an output's entry in the JSON, and what follows after it."""
         entry: Json = {"name": name, "datatype": OUTPUT_TYPES[name], "shape": [len(values)]}
         if name not in self._request.binary_outputs:
             return {**entry, "data": list(values)}, b""
@@ -122,17 +122,17 @@ def _inputs(body: Mapping[str, Any]) -> dict[str, str | bool]:
             continue
         if size > len(left):
             raise InvalidRequest(
-                f"input {name} has {size} bytes behind the JSON, where only {len(left)} are left", field=name
+                f"input {name} has {size} bytes after the JSON, where only {len(left)} are left", field=name
             )
         raw, left = left[:size], left[size:]
         values[name] = raw_text(name, raw) if INPUT_TYPES[name] == "BYTES" else raw_bool(name, raw)
     if left:
-        raise InvalidRequest(f"{len(left)} bytes behind the JSON belong to no input", field="inputs")
+        raise InvalidRequest(f"{len(left)} bytes after the JSON belong to no input", field="inputs")
     return values
 
 
 def _binary_size(name: str, tensor: Mapping[str, Any]) -> int | None:
-    """Returns how many bytes behind the JSON an input is. None: its value is in the JSON."""
+    """Returns how many bytes after the JSON an input is. None: its value is in the JSON."""
     parameters = object_of(tensor, "parameters")
     _check_place(name, parameters)
     size = parameters.get(SIZE)
@@ -146,7 +146,7 @@ def _binary_size(name: str, tensor: Mapping[str, Any]) -> int | None:
 
 
 def _is_binary(output: Mapping[str, Any], by_default: bool) -> bool:
-    """Returns whether an output that the client names goes behind the JSON."""
+    """Returns whether an output that the client names goes after the JSON."""
     name, parameters = text_of(output, "name"), object_of(output, "parameters")
     _check_place(name, parameters)
     value = parameters.get("binary_data")

@@ -56,7 +56,7 @@ class KServeRequest(AnswerRequest):
     is_raw: bool = False
     """Tensors come, and go, as bytes beside the message's outputs."""
     binary_outputs: frozenset[str] = frozenset()
-    """Over HTTP: outputs that go as bytes behind the JSON."""
+    """Over HTTP: outputs that go as bytes after the JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What the syntaxes of tool calls have in common: text around calls, and the held beginning of what may become one."""
+"""What all syntaxes of tool calls need: the text around calls, and a held-back prefix of what may become a call."""
 
 from __future__ import annotations
 

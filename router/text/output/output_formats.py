@@ -32,7 +32,7 @@ class ToolFormat:
     other_names: tuple[str, ...] = ()
     id_prefix: str = "call_"
     id_chars: int = 24
-    """Hexadecimal digits of a call's id behind the prefix."""
+    """Hexadecimal digits of a call's id after the prefix."""
 
     def call_id(self, drawn: str) -> str:
         """Returns a call's id, given at least as many random hexadecimal digits."""

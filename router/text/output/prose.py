@@ -20,7 +20,7 @@ class MarkMatcher:
         self._beginnings = frozenset(mark[:end] for mark in marks for end in range(1, len(mark) + 1))
         self._marks = frozenset(marks)
         self.held = ""
-        """The beginning of a mark with which the text ends."""
+        """A prefix of a mark with which the text ends."""
 
     def take(self, char: str) -> tuple[str, str]:
         """Returns what is not a mark, of what was held back and `char`; and the mark that ends here, or ""."""
@@ -73,7 +73,7 @@ class Prose:
         self.is_blank = self._follows_call = True
 
     def flush(self) -> None:
-        """Emits what was held back. The beginning of a mark directly after a call is framing."""
+        """Emits what was held back. A prefix of a mark directly after a call is framing."""
         held, self._matcher.held = self._matcher.held, ""
         if held and not self._follows_call:
             self.emit(held)

@@ -25,7 +25,7 @@ _CLOSING_NEWLINES = 2
 class ThinkParser:
     """Reasoning is only at an answer's beginning.
 
-    One newline behind the opening mark, one before the closing mark and two behind it are framing.
+    One newline after the opening mark, one before the closing mark and two after it are framing.
     """
 
     has_calls = False

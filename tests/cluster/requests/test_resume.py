@@ -197,7 +197,7 @@ async def move_from_router_to_router(cluster: ProcessCluster) -> None:
     tokens += [token async for message in clients[1].stub.Generate(request) for token in message.token_ids]
     assert tokens == whole
     for call in left:
-        with pytest.raises(grpc.aio.AioRpcError, match="goes on with this stream"):
+        with pytest.raises(grpc.aio.AioRpcError, match="continues with this stream"):
             await rest_of(call)
     assert cluster.metric("decode-0", "twostroke_sampled_tokens_total") <= 2 * 120 + 5, "computed again"
     for client in clients:

@@ -37,21 +37,21 @@ def refusal(kind: type[Settings], parser: Parser, leaf: Leaf, word: str) -> str:
 
 def words_beyond(leaf: Leaf) -> Iterator[str]:
     """Yields values on the far side of each bound, as they stand on a command line."""
-    said = leaf.said
-    if said.choices:
-        yield from ("", "other", said.choices[0].upper(), said.choices[0][:-1])
+    setting = leaf.setting
+    if setting.choices:
+        yield from ("", "other", setting.choices[0].upper(), setting.choices[0][:-1])
     if leaf.kind not in (int, float):
         return
     yield from ("", "x")
     step = 1 if leaf.kind is int else 0.5
     nearest = (
-        None if said.least is None else said.least - step,
-        said.above,
-        None if said.most is None else said.most + step,
-        said.below,
+        None if setting.least is None else setting.least - step,
+        setting.above,
+        None if setting.most is None else setting.most + step,
+        setting.below,
     )
     yield from (str(leaf.kind(value)) for value in nearest if value is not None)
-    if said.power_of_two:
+    if setting.power_of_two:
         yield "48"
     if leaf.kind is float:
         yield from ("nan", "inf", "1e400")
@@ -59,8 +59,8 @@ def words_beyond(leaf: Leaf) -> Iterator[str]:
 
 def values_within(leaf: Leaf) -> Iterator[float]:
     """Yields the values that are bounds themselves and may be taken."""
-    for bound in (leaf.said.least, leaf.said.most):
-        if bound is not None and math.isfinite(bound) and not leaf.said.power_of_two:
+    for bound in (leaf.setting.least, leaf.setting.most):
+        if bound is not None and math.isfinite(bound) and not leaf.setting.power_of_two:
             yield leaf.kind(bound)
 
 
@@ -79,5 +79,5 @@ def test_a_value_beyond_a_bound_is_refused_in_one_line_that_names_its_flag(kind:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_bounds_themselves_are_within(kind: type[Settings]) -> None:
     assert [
-        (leaf.flag, value) for leaf in leaves_of(kind) for value in values_within(leaf) if leaf.said.refuses(value)
+        (leaf.flag, value) for leaf in leaves_of(kind) for value in values_within(leaf) if leaf.setting.refuses(value)
     ] == []

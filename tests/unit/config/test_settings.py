@@ -96,7 +96,7 @@ def test_settings_are_frozen_and_a_change_is_checked_anew() -> None:
 @pytest.mark.parametrize("kind", [ClusterConfig, RouterCommand])
 def test_every_default_is_within_its_bounds_and_no_two_settings_share_a_flag_or_a_key(kind: type[Settings]) -> None:
     leaves = leaves_of(kind)
-    assert [leaf.flag for leaf in leaves if leaf.said.refuses(leaf.declared_default)] == []
+    assert [leaf.flag for leaf in leaves if leaf.setting.refuses(leaf.declared_default)] == []
     for names in ([leaf.flag for leaf in leaves], [leaf.key for leaf in leaves]):
         assert len(set(names)) == len(names)
 

@@ -44,7 +44,7 @@ async def test_whoever_had_an_answer_is_told_once_and_can_neither_close_it_nor_h
         assert left.last.finish_reason == "error"
         assert left.last.error.kind == "Cancelled"
         await first.close(attempt=3)
-        with pytest.raises(Cancelled, match="router-1 goes on"):
+        with pytest.raises(Cancelled, match="router-1 continues"):
             await first.attach(attempt=3, from_position=4)
         with pytest.raises(InvalidRequest, match="open already, as attempt 9"):
             await first.open(PROMPT, 40, attempt=4)

@@ -1,4 +1,4 @@
-"""A front door with real ports around a dispatcher that plays a script."""
+"""A frontend with real ports around a dispatcher that plays a script."""
 
 from __future__ import annotations
 

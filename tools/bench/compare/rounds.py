@@ -1,4 +1,4 @@
-"""The order of runs and their prompts, and the runs. One server is under load at a time."""
+"""Runs the loads of a comparison in order, one server under load at a time, and makes their prompts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ WARMUP_OUTPUT_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class ServerTurn:
+class ServerRun:
+    """All loads of one scenario at one endpoint, in one round."""
+
     round: int
     """From 0 on."""
     number: int
@@ -29,6 +31,8 @@ class ServerTurn:
 
 @dataclass(frozen=True, slots=True)
 class CompareRun:
+    """One load at one endpoint, with what was measured."""
+
     round: int
     load: ScenarioLoad
     endpoint: str
@@ -36,8 +40,8 @@ class CompareRun:
     report: Report
 
 
-def turns_of(rounds: int, scenarios: Sequence[Scenario], endpoints: Sequence[Endpoint]) -> list[ServerTurn]:
-    return [ServerTurn(*turn) for turn in in_turns(rounds, scenarios, endpoints)]
+def server_runs(rounds: int, scenarios: Sequence[Scenario], endpoints: Sequence[Endpoint]) -> list[ServerRun]:
+    return [ServerRun(*run) for run in in_turns(rounds, scenarios, endpoints)]
 
 
 def plan_of(load: ScenarioLoad, seed: int) -> list[PlannedRequest]:
@@ -50,7 +54,7 @@ def plan_of(load: ScenarioLoad, seed: int) -> list[PlannedRequest]:
 
 
 def _chat_plan(chats: Chats, due_s: Sequence[float | None]) -> list[PlannedRequest]:
-    """Returns the turns of all chats: every chat's first one of `chats.turns`, then every chat's next one."""
+    """Returns the requests of all chats: the first turn of every chat, then the second one, and so on."""
     numbers = [(turn, chat) for turn in chats.turns for chat in range(chats.count)]
     return [
         PlannedRequest(index, _history(chats, chat, turn), chats.answer_tokens, due)
@@ -59,7 +63,7 @@ def _chat_plan(chats: Chats, due_s: Sequence[float | None]) -> list[PlannedReque
 
 
 def _history(chats: Chats, chat: int, turn: int) -> tuple[Segment, ...]:
-    """Returns the system prompt, what was said in each turn, and the answers to all but the last."""
+    """Returns the prompt of a chat's turn: the system prompt, the messages, and the answers but the last one."""
     system = Segment(Stream.PREFIX, chat % chats.system_prompts, chats.system_tokens)
     turns: list[Segment] = []
     for earlier in range(turn + 1):
@@ -80,17 +84,17 @@ def runs_of(options: CompareOptions) -> int:
     return options.rounds * len(options.endpoints.all) * sum(len(scenario.loads) for scenario in options.scenarios)
 
 
-async def run_load(options: CompareOptions, turn: ServerTurn, load: ScenarioLoad) -> CompareRun:
-    endpoints, endpoint = options.endpoints, turn.endpoint
-    client = await connect(endpoint.target, endpoints.prompt_seed(endpoint, turn.number), endpoints.vocab_size)
+async def run_load(options: CompareOptions, run: ServerRun, load: ScenarioLoad) -> CompareRun:
+    endpoints, endpoint = options.endpoints, run.endpoint
+    client = await connect(endpoint.target, endpoints.prompt_seed(endpoint, run.number), endpoints.vocab_size)
     try:
         lanes = load.concurrency or 1
         await fixed_concurrency(client, warmup_of(load, options.warmup), lanes, lambda record: None)
-        measured = await run_plan(client, plan_of(load, turn.number), load.concurrency, lambda record: None)
+        measured = await run_plan(client, plan_of(load, run.number), load.concurrency, lambda record: None)
     finally:
         await client.close()
     return CompareRun(
-        turn.round, load, endpoint.name, measured.records, summarise(measured.records, measured.client_cpu_s)
+        run.round, load, endpoint.name, measured.records, summarise(measured.records, measured.client_cpu_s)
     )
 
 
@@ -101,8 +105,8 @@ ContestantT = TypeVar("ContestantT")
 def in_turns(
     rounds: int, loads: Sequence[LoadT], contestants: Sequence[ContestantT]
 ) -> Iterator[tuple[int, int, LoadT, ContestantT]]:
-    """Yields (round, number of round and load, load, contestant). The order of the contestants turns with every round
-    and every load, so that slow drift cancels.
+    """Yields (round, number of round and load, load, contestant). The order of the contestants is reversed from each
+    round to the next and from each load to the next, so that slow drift cancels.
     """
     for number in range(rounds * len(loads)):
         round_number, which = divmod(number, len(loads))

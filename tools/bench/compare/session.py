@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tools.bench.compare.options import CompareOptions
 from tools.bench.compare.page import render_page
 from tools.bench.compare.report import COLUMNS, as_json, compared, print_outcomes
-from tools.bench.compare.rounds import CompareRun, run_load, runs_of, turns_of
+from tools.bench.compare.rounds import CompareRun, run_load, runs_of, server_runs
 from tools.bench.connect import all_ready
 from tools.output import write_json, write_text
 from tools.tables import console_for
@@ -41,9 +41,9 @@ def _report(options: CompareOptions, runs: Sequence[CompareRun]) -> None:
 async def measure(options: CompareOptions, runs: list[CompareRun]) -> None:
     """Adds each run to `runs` when it has ended, and prints a line on standard error: a comparison takes minutes."""
     await all_ready(options.endpoints)
-    for turn in turns_of(options.rounds, options.scenarios, options.endpoints.all):
-        for load in turn.scenario.loads:
-            run = await run_load(options, turn, load)
+    for server in server_runs(options.rounds, options.scenarios, options.endpoints.all):
+        for load in server.scenario.loads:
+            run = await run_load(options, server, load)
             runs.append(run)
             print(
                 f"bench: {len(runs)}/{runs_of(options)} round {run.round + 1}, {load.name}, {run.endpoint}: "

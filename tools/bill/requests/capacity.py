@@ -50,12 +50,12 @@ def least_recently_used(requests: RequestChains) -> LruHits:
     stack = _Stack(len(requests.chains))
     begins, ends = [0], [0]
     for at, chain in enumerate(requests.chains):
-        for user, count in _runs(last, chain.blocks[: chain.looked_up]):
-            above = stack.above(user)
+        for request, count in _runs(last, chain.blocks[: chain.looked_up]):
+            above = stack.above(request)
             begins.append(above)
             ends.append(above + count)
-        for user, count in _runs(last, chain.blocks):
-            stack.add(user, -count)
+        for request, count in _runs(last, chain.blocks):
+            stack.add(request, -count)
         for block in chain.blocks:
             last[block] = at
         stack.add(at, chain.length)
@@ -66,11 +66,14 @@ def least_recently_used(requests: RequestChains) -> LruHits:
 
 
 def _runs(last: Sequence[int], blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yields the requests that used these blocks last, each with how many; blocks without a use end it."""
-    for user, run in itertools.groupby(blocks, key=last.__getitem__):
-        if user < 0:
+    """Yields the requests that used these blocks last, each with the number of blocks.
+
+    Stops at a block without a use.
+    """
+    for request, run in itertools.groupby(blocks, key=last.__getitem__):
+        if request < 0:
             return
-        yield user, len(list(run))
+        yield request, len(list(run))
 
 
 class _Stack:
@@ -113,17 +116,17 @@ class Optimum:
             found += min(held[at], chain.looked_up)
             total -= held[at]
             held[at] = 0
-            for user, count in next_uses:
-                if not held[user]:
-                    heapq.heappush(farthest, -user)
-                held[user] += count
+            for request, count in next_uses:
+                if not held[request]:
+                    heapq.heappush(farthest, -request)
+                held[request] += count
                 total += count
             while total > capacity_blocks:
-                user = -farthest[0]
-                dropped = min(held[user], total - capacity_blocks)
-                held[user] -= dropped
+                request = -farthest[0]
+                dropped = min(held[request], total - capacity_blocks)
+                held[request] -= dropped
                 total -= dropped
-                if not held[user]:
+                if not held[request]:
                     heapq.heappop(farthest)
         return found
 

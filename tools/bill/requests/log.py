@@ -1,4 +1,4 @@
-"""What a request log says of a pool: lengths of requests, and hit rates by capacity."""
+"""What a request log says about a pool: lengths of requests, and hit rates by capacity."""
 
 from __future__ import annotations
 

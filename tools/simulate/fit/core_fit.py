@@ -1,6 +1,6 @@
 """What steps cost on cores that workers share, from a `twostroke profile` of a real host under load.
 
-A profile says of every kernel when it ran, on how many threads, and what it did. So a kernel can be compared with
+A profile says about every kernel when it ran, on how many threads, and what it did. So a kernel can be compared with
 itself: alone on the host, during another worker's step, and with a borrowed core. These ratios give what each step
 would have taken on an idle host. From that follows what its terms cost.
 """

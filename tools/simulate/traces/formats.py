@@ -17,7 +17,7 @@ from twostroke.base.json_values import from_values
 from twostroke.observability.request_log import LOGGED_HASH_BYTES, AnswerRecord, Record, WorkerRecord
 
 MOONCAKE_BLOCK_TOKENS = 512
-"""Tokens behind one hash id, fixed by the format."""
+"""Tokens that one hash id stands for, fixed by the format."""
 AZURE_BLOCK_TOKENS = 512
 """The format has no blocks; any size will do, as none is shared."""
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -138,7 +138,7 @@ class Azure:
 
 @dataclass(slots=True)
 class RequestLogFormat:
-    """Ours: answers are rows, in the order of their ends; what it says of workers is for others."""
+    """Ours: answers are rows, in the order of their ends; what it says about workers is for others."""
 
     block_tokens: int = 0
     """Tokens of a block, as the log's first answer says."""

@@ -21,7 +21,7 @@ __all__ = ["Replay", "Trace", "TraceRow", "parse_trace", "read_trace", "replayed
 class Trace:
     name: str
     block_tokens: int
-    """Tokens behind every number but the last of a row, which stands for what is left."""
+    """Tokens that each number stands for, but the last one of a row, which stands for what is left."""
     rows: tuple[TraceRow, ...]
     """Rows as they were recorded: `replayed` puts them in order."""
     repeats_answers: bool = False

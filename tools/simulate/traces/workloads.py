@@ -45,7 +45,7 @@ class SessionPattern:
     popularity: float = 1.0
     """Zipf's exponent; 0: all prefixes alike."""
     opening_tokens: LogNormal
-    """Tokens of a session's first prompt behind its prefix."""
+    """Tokens of a session's first prompt after its prefix."""
     turn_tokens: LogNormal = LogNormal(0.0)
     """What every further prompt adds to the answer before it."""
     answer_tokens: LogNormal

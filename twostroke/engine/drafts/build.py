@@ -80,7 +80,7 @@ def _build_on_cpu(config: WorkerConfig, built: BuiltEngine, name: str, directory
             pool=grouped_pool(
                 [torch.from_numpy(memory.regions[0])], plan.form, plan.shapes, getattr(torch, model.dtype)
             ),
-            on=RunnerResources(built.runner, branches=RunnerBranches(code=code_of(spec))),
+            resources=RunnerResources(built.runner, branches=RunnerBranches(code=code_of(spec))),
             with_head=True,
         )
     except BaseException:

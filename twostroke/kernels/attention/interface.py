@@ -73,7 +73,7 @@ class AttentionStep(Protocol):
     """Attention of one step, layer by layer.
 
     Pages of latents have one kv head and only keys: v is the latent with which k begins. Of queries and keys only what
-    lies behind the latent is rotated.
+    lies after the latent is rotated.
     """
 
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

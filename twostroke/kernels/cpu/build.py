@@ -46,7 +46,7 @@ ABANDONED_S: Final = 3600.0
 """A build this old was killed: its two rounds of compiler runs are timed out long before."""
 
 MAIN: Final = "kernels"
-"""How the names of libraries begin. Those of parts have the part's name behind it."""
+"""How the names of libraries begin. Those of parts have the part's name after it."""
 
 LOCK: Final = ".build.lock"
 """The file that a process locks while it builds."""

@@ -29,12 +29,13 @@ KINDS: Final = ("int4", "fp4", "int8", "fp8")
 """What codes are: integers and FP4 of 4 bits, integers and FP8 (E4M3) of 8 bits. Integers have no sign."""
 
 PLACES: Final = {
-    # outputs / 16, outputs / 8, outputs, inputs / 16, inputs / 8, inputs / 2, inputs
+    # 64 outputs = 4 x 2 x 8, 64 inputs = 4 x 2 x 4 x 2
     4: ((4, 2, 8, 4, 2, 4, 2), (0, 2, 5, 3, 1, 4, 6)),
-    # the same, but inputs / 32 and inputs / 16
+    # 64 outputs = 4 x 2 x 8, 64 inputs = 2 x 2 x 2 x 4 x 2
     8: ((4, 2, 8, 2, 2, 2, 4, 2), (3, 0, 2, 6, 4, 5, 1, 7)),
 }
-"""How a tile [64 outputs, 64 inputs] is divided, and the order in which memory has the parts, by the bits of a code."""
+"""The layout of a tile [64 outputs, 64 inputs] by the bits of a code: (the factors of its two sizes, the order in which
+memory has these factors as dimensions). Packing is a reshape to the factors and a permute to the order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,7 +123,7 @@ def _dtypes(layout: Layout) -> tuple[torch.dtype, torch.dtype]:
 
 
 def _packed(codes: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """Returns int32 [outputs / 64, words] of codes [outputs, inputs], with zeros behind the last output and input."""
+    """Returns int32 [outputs / 64, words] of codes [outputs, inputs], with zeros after the last output and input."""
     outputs, inputs = codes.shape
     content, bits = codes.view(torch.uint8), device_bits(layout)
     if layout.bits == 8 and not layout.is_fp8:

@@ -29,7 +29,7 @@ class RoutedPairs:
     tile_starts: torch.Tensor
     """int32 [tiles]: the first place of each tile"""
     tile_ends: torch.Tensor
-    """int32 [tiles]: the place behind its last one; that of its start where the tile is unused"""
+    """int32 [tiles]: the place after its last one; that of its start where the tile is unused"""
     tile_experts: torch.Tensor
     """int32 [tiles]"""
     counts: torch.Tensor

@@ -266,7 +266,7 @@ def decode_kernel(
     # q: row, head, d
     q_at = q + (query_row * q_stride + head * DIM)[:, None] + d[None, :]
     query = tl.load(q_at, mask=asked[:, None] & inside[None, :], other=0.0)
-    # K of this layer and head in page 0; V lies VALUES behind K
+    # K of this layer and head in page 0; V lies VALUES after K
     head_at = layer.to(tl.int64) * LAYER + kv_head * HEAD
     keys_base, scales_base = pool + head_at, scales + head_at // 4
     table = block_tables + table_row.to(tl.int64) * table_stride

@@ -89,7 +89,7 @@ class SegmentFiles:
         Returns None where the disk is full. Raises OSError where nothing can be written at all.
         """
         path = folder / PROBE
-        path.unlink(missing_ok=True)  # whatever it is: nothing is written behind another name of a file
+        path.unlink(missing_ok=True)  # whatever it is: otherwise a file with two names would be overwritten
         buffer = AlignedBuffer(size_bytes)
         try:
             return self._probe(path, buffer.view)
@@ -116,7 +116,7 @@ class SegmentFiles:
         return self._time_to_read(path, buffer)
 
     def time_to_read(self, path: Path, size_bytes: int) -> float:
-        """Returns the seconds of reading this many bytes at the begin of a file. Raises OSError."""
+        """Returns the seconds of reading this many bytes at the start of a file. Raises OSError."""
         buffer = AlignedBuffer(size_bytes)
         try:
             return self._time_to_read(path, buffer.view)

@@ -247,7 +247,7 @@ def remove_beyond(
 
 
 def scan_segment(files: SegmentFiles, path: Path, form: RecordFormat) -> ScannedSegment:
-    """Returns the records of a segment, and cuts the file behind the last whole one with a good header.
+    """Returns the records of a segment, and cuts the file after the last whole one with a good header.
 
     A bad header before that one costs its own record only: all records have one size. A segment without any record is
     removed. Raises OSError, also for a file that is larger than any segment or that others may write to.

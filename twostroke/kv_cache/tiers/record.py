@@ -52,7 +52,7 @@ class RecordHeader:
 
 
 DEAD: Final = RecordHeader(BlockHash(bytes(16)), BlockHash(bytes(16)), bytes(DIGEST_BYTES))
-"""The header of a record that is not to be used. No block has that hash; records behind it are still found."""
+"""The header of a record that is not to be used. No block has that hash; records after it are still found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class RecordFormat:
         return packed + xxhash.xxh3_64_digest(packed)
 
     def parse(self, data: bytes | memoryview) -> RecordHeader | None:
-        """Returns the header at the begin of `data`, or None if it is none of this format, or damaged."""
+        """Returns the header at the start of `data`, or None if it is none of this format, or damaged."""
         packed = bytes(data[: _HEADER.size])
         if len(packed) < _HEADER.size or xxhash.xxh3_64_digest(packed) != bytes(data[_HEADER.size : HEADER_BYTES]):
             return None

@@ -56,7 +56,7 @@ def cache_dir() -> Path:
 def locate(model: str, dtype: str) -> Path | None:
     """Returns a directory that is ready to load, or None if the model must be fetched first.
 
-    Raises ConfigError for a local directory that misses a file, and for what is not a model's name at all.
+    Raises ConfigError for a local directory that lacks a file, and for what is not a model's name at all.
     """
     if (target := made_dir(model, dtype)) is not None:
         return _existing(target)

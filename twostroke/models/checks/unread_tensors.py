@@ -87,7 +87,7 @@ def _few(names: Collection[str]) -> str:
 
 
 def _predicted_layers(directory: Path) -> re.Pattern[str] | None:
-    """Returns what names of layers that predict further tokens match, which are behind the others (DeepSeek V3)."""
+    """Returns what names of layers that predict further tokens match, which are after the others (DeepSeek V3)."""
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     layers, further = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
     if not isinstance(layers, int) or not isinstance(further, int) or further < 1:

@@ -65,7 +65,7 @@ class DeviceMixture:
         return total.to(x.dtype)
 
     def _local(self, chosen: torch.Tensor) -> torch.Tensor:
-        """Returns the chosen experts by their numbers among those held here; others have the number behind these."""
+        """Returns the chosen experts by their numbers among those held here; others have the number after these."""
         if self._spec.share is None:
             return chosen
         local, count = chosen - self._held.start, len(self._held)

@@ -117,7 +117,7 @@ DEEPSEEK_V2: Final = Family(
 def _deepseek_v3(published: PublishedConfig) -> ModelSpec:
     """Returns a decoder with latents, and experts by sigmoids, chosen with a correction from a token's best groups.
 
-    Layers that predict further tokens (num_nextn_predict_layers) lie behind the model's own, and are not read.
+    Layers that predict further tokens (num_nextn_predict_layers) lie after the model's own, and are not read.
     """
     config = published.config
     published.require("scoring_func", "sigmoid")

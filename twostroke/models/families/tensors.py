@@ -66,13 +66,13 @@ class Family:
     read: Callable[[PublishedConfig], ModelSpec]
     """Turns a published config into the spec. Raises UnsupportedModel, naming the key, for what is not computed."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """The file's names of modules that it calls differently: whole ones, or those behind model.layers.N.
+    """The file's names of modules that it calls differently: whole ones, or those after model.layers.N.
 
     A * stands for the number of an expert.
     """
     layers: str = "model.layers"
     fused: Callable[[ModelSpec], Mapping[str, FusedRows]] = field(default=lambda _: {})
-    """Projections, by our name behind model.layers.N, that share a tensor of the file."""
+    """Projections, by our name after model.layers.N, that share a tensor of the file."""
     is_transposed: bool = False
     """Whether the layers' matrices lie as [inputs, outputs]."""
 

@@ -83,7 +83,7 @@ class PagedModel:
 
     @torch.inference_mode()
     def outputs(self, tokens: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
-        """Returns the logits behind each token of a step over pages; what the trunk says where there is no head."""
+        """Returns the logits after each token of a step over pages; what the trunk says where there is no head."""
         with self._attention.step(batch):
             return self._outputs(tokens, batch.positions)
 

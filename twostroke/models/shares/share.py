@@ -96,7 +96,7 @@ def shares_of(
         if layout_of is not None:
             own = layouts_of_share(layout_of, share)
             for name, _ in cut_by_columns(spec):
-                own(name)  # raises where it would end amid what belongs together
+                own(name)  # raises where it would end inside what belongs together
     return shares
 
 
@@ -143,7 +143,7 @@ def cut_of(share: Share, name: str) -> Cut | None:
 def cut_layout(layout: Layout, inputs: int, cut: Cut, share: Share, name: str) -> Layout:
     """Returns the layout of a rank's part of a matrix with this many inputs.
 
-    Raises ConfigError where its inputs end amid some that the layout keeps together.
+    Raises ConfigError where its inputs end inside some that the layout keeps together.
     """
     if not cut.by_columns:
         return layout

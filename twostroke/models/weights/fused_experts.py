@@ -51,7 +51,7 @@ class FusedExpert:
     def of(cls, name: str, names: Container[str]) -> FusedExpert | None:
         """Returns where the tensor of this name lies in a file with these tensors; None where it is not among experts.
 
-        A quantised matrix is found under the common beginning of its tensors' names.
+        A quantised matrix is found under the common prefix of its tensors' names.
         """
         if name.endswith(_ROUTER):
             return cls(name.replace(_ROUTER, ".mlp.gate.weight"), None)

@@ -219,11 +219,11 @@ def listen_in(folder: Path, backlog: int) -> tuple[Path, socket.socket]:
             path.unlink(missing_ok=True)
     name = secrets.token_hex(16)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    beginning = folder / f".{name}"
-    listening.bind(str(beginning))
+    unfinished = folder / f".{name}"
+    listening.bind(str(unfinished))
     listening.listen(backlog)
     path = folder / f"{name}{SUFFIX}"
-    beginning.rename(path)
+    unfinished.rename(path)
     return path, listening
 
 

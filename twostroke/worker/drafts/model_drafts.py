@@ -82,7 +82,7 @@ class _DraftState:
     computed: int = 0
     """Leading tokens of the sequence that it has computed."""
     beyond: tuple[int, ...] = ()
-    """Drafted tokens behind these that it has computed too."""
+    """Drafted tokens after these that it has computed too."""
     refused_tokens: int = 0
     """Known tokens of the sequence when catching up with it did not pay."""
 
@@ -201,7 +201,7 @@ class ModelDrafts:
     def _to_try(self, streams: list[_Stream], step: StepTerms) -> list[tuple[_Stream, DraftRow]]:
         """Returns a short draft for one stream, if a draft would pay at a lower cost of the draft model.
 
-        Behind a part of the stream's tokens alone, where it lacks many: then the draft serves to learn the cost.
+        After a part of the stream's tokens alone, where it lacks many: then the draft serves to learn the cost.
         """
         hoped = StepCost(*(HOPED_SHARE * part for part in dataclasses.astuple(self._draft_rates.cost)))
         for stream in streams:

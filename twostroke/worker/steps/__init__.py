@@ -2,5 +2,5 @@
 
 engine_steps puts the parts together
 work_loop    admit, plan, run, update        sharing       time that streams and prompts share
-calibration  a sweep before the first step   engine_check  whether a failed engine can go on
+calibration  a sweep before the first step   engine_check  whether a failed engine can continue
 """

@@ -79,7 +79,7 @@ async def calibrate(engine: StepStarter, rates: Rates, limits: CalibrationLimits
 
 
 def step_tokens_within(cost: StepCost, least: int) -> int:
-    """Returns `least` tokens, or twice as many, and so on, while a step with the begin of a prompt takes
+    """Returns `least` tokens, or twice as many, and so on, while a step with the start of a prompt takes
     LONGEST_STEP_S.
 
     Threads wait for each other at the end of every kernel, and between steps: few long steps lose less time than many

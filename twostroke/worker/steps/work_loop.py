@@ -240,7 +240,7 @@ class WorkLoop:
         return emissions
 
     async def _recover(self, step: Step, error: Exception, role: RoleHandlers) -> None:
-        """Finds the sequences that make a step fail, and goes on with the others, which lose nothing.
+        """Finds the sequences that make a step fail, and continues with the others, which lose nothing.
 
         Raises EngineLost if the engine is at fault.
         """

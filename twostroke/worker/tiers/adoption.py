@@ -35,7 +35,7 @@ RETURN_S: Final = 600.0
 """Workers of other models and forms that were stopped together with this one have so long to come back. A dead worker's
 pages wait so long for one that has room for all of them."""
 UNUSED_S: Final = 7 * 24 * 3600.0
-"""Pages of another model, form or version are removed when nobody has used them for so long."""
+"""Pages of another model, form or version are removed when nobody has used them for this long."""
 
 
 async def adopt_left(

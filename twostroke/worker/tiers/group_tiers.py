@@ -74,12 +74,12 @@ class _Listener:
         self.evicting = own.offload.evicting
         self._tiers = tiers
 
-    def removed(self, name: BlockHash) -> None:
+    def removed(self, block_hash: BlockHash) -> None:
         """Does nothing: what left the pool may lie on a tier."""
 
-    def forgotten(self, name: BlockHash) -> None:
+    def forgotten(self, block_hash: BlockHash) -> None:
         for tiers in self._tiers.groups:
-            tiers.forgotten(name)
+            tiers.forgotten(block_hash)
 
     def new_writer(self, page: PageId) -> None:
         """Does nothing: tiers have pages of their own."""

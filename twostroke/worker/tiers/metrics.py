@@ -1,4 +1,4 @@
-"""What each tier did: as metrics of one epoch of a worker, and in its event log."""
+"""Reports what each tier did: in the metrics of one epoch of a worker, and in its event log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TierUse:
     blocks: int = 0
     """Blocks that can be loaded from it."""
     page_s: float = 0.0
-    """Measured seconds to bring up one page."""
+    """Measured seconds to load one page into the pool."""
     is_up: bool = True
     """False where it has been turned off."""
 
@@ -67,7 +67,9 @@ GAUGES: Mapping[str, tuple[str, Callable[[TierUse], float]]] = {
 }
 
 EVICTIONS = ("capacity", "damaged", "forgotten", "turned_off")
+"""Reasons why a page leaves a tier."""
 SKIPS = ("budget", "busy", "late")
+"""Reasons why a page is not written to a tier."""
 
 
 class TierMetrics:
@@ -154,7 +156,7 @@ class TierMetrics:
         self._evicted.labels(*self._labels(tier), reason).inc(pages)
 
     def aged(self, tier: Tier, age_s: float) -> None:
-        """Notes how long a page was on the tier that others needed the room of."""
+        """Notes the eviction of a page to make room for another, and how long it had been on the tier."""
         self.evicted(tier, "capacity")
         self._ages.labels(*self._labels(tier)).observe(age_s)
 
@@ -175,7 +177,10 @@ class _TierGauges(Collector):
 
 
 class TierChanges:
-    """One owner, one thread: the worker's event loop."""
+    """Announces what changes on the tiers of a page group in the epoch's event log, and counts it in the metrics.
+
+    One owner, one thread: the worker's event loop.
+    """
 
     def __init__(self, group: GroupKind) -> None:
         self._group = group
@@ -211,7 +216,7 @@ class TierChanges:
         self.metrics.evicted(tier, reason)
 
     def aged(self, tier: Tier, block_hash: BlockHash, age_s: float) -> None:
-        """Announces a block that has left a tier because others needed its room."""
+        """Announces a block that was evicted from a tier to make room for another."""
         self._announce_removed(tier, block_hash)
         self.metrics.aged(tier, age_s)
 

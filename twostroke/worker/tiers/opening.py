@@ -1,4 +1,4 @@
-"""Opening the tiers of a worker: memory is claimed, the folder on disk is locked, its headers are read."""
+"""Opens the tiers of a worker: allocates memory, locks the folder on disk, and reads the headers there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 MISTAKES = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT,
 )  # fmt: skip
-"""Errors that say that the folder is the wrong one, and not that its disk is in trouble."""
+"""Errors that mean a wrong folder, and not a disk in trouble."""
 ANSWER_S = 10.0
 """Seconds for the disk to lock the folder, and to take a record and give it back. One that needs longer is left out."""
 
@@ -44,7 +44,7 @@ ANSWER_S = 10.0
 def open_tiers(config: WorkerConfig, facts: LoadedModel, pool_memory: Pages) -> GroupTiers:
     """Opens the tiers that the configuration asks for. Takes seconds where much lies on disk.
 
-    Raises ConfigError for what cannot be; a disk in trouble is left out, with a warning.
+    Raises ConfigError for what cannot work. A disk in trouble is left out, with a warning.
     """
     opened: list[PageTiers] = []
     try:
@@ -77,7 +77,7 @@ def page_tiers_of(
     group: GroupKind = GroupKind.FULL,
     wants_disk: bool,
 ) -> PageTiers:
-    """Starts the threads of what was opened; `opened` is None although `wants_disk` where the disk is in trouble."""
+    """Starts the threads of the opened tiers. `opened` is None although `wants_disk` where the disk is in trouble."""
     changes = TierChanges(group)
     disk = None if opened is None else DiskTier.of(opened, pool_memory, changes)
     host = None if host_memory is None else HostTier.of(host_memory, pool_memory, changes, disk)
@@ -85,7 +85,7 @@ def page_tiers_of(
 
 
 def share_of(group: GroupKind, cache: CacheConfig, layout: PoolLayout) -> CacheConfig:
-    """Returns what the tiers of a page group may take: of each tier the share that the group has of the pool."""
+    """Returns what the tiers of a page group may take: the group's share of the pool, of each tier."""
     if len(layout.regions) == 1:
         return cache
     share = layout.share(group)
@@ -152,7 +152,7 @@ def _claimed(root: Path, worker_id: str, files: SegmentFiles, form: RecordFormat
     """Locks the worker's folder. Returns it with the seconds in which its disk reads a record (None: the disk is full).
 
     Raises ConfigError for a root that others may change. Raises OSError, ETIMEDOUT where the disk does not answer; a
-    folder that is locked later is given back.
+    lock that the disk grants later is released.
     """
 
     def claim(_: None) -> tuple[SegmentFolder, float | None]:

@@ -26,7 +26,7 @@ MAX_HEADER = 512
 
 
 def grammar(tools: Sequence[ToolSchema], use: ToolUse, marks: Marks) -> CallGrammar:
-    """Returns the grammar of at most one call, behind any reasoning. The end token follows the arguments."""
+    """Returns the grammar of at most one call, after any reasoning. The end token follows the arguments."""
     mark = marks.term
     calls = [
         f'{quoted(f"commentary to=functions.{tool.name} ")} {mark(CONSTRAIN)} "json" {mark(MESSAGE)} arguments_{index}'
@@ -67,7 +67,7 @@ class HarmonySyntax:
         self.state: State = self._first_header
 
     def end(self) -> None:
-        """Makes text of a header that no message follows; the beginning of a mark belongs to the message."""
+        """Makes text of a header that no message follows; a prefix of a mark belongs to the message."""
         held = self._matcher.held
         if self.state == self._body:
             self._add(held)
@@ -180,7 +180,7 @@ class HarmonySyntax:
             self._say(text)
 
     def _after_message(self, mark: str) -> None:
-        """Goes on behind a mark that ends a message, or begins another one."""
+        """Goes on after a mark that ends a message, or begins another one."""
         self._end_arguments()
         self._header = mark if mark == CHANNEL else ""
         self._add = self._framing.parts.add_text

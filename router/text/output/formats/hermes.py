@@ -51,7 +51,7 @@ _MAX_FENCE = 32
 
 
 class HermesSyntax:
-    """A call stands behind its mark, or at the beginning of a line that the mark is missing from.
+    """A call stands after its mark, or at the beginning of a line that the mark is missing from.
 
     Without the mark, an object is a call if it names a tool and has arguments. It may stand in a list, in the text, or
     first in a Markdown block. Small models leave the mark out.
@@ -240,7 +240,7 @@ class TextLines:
         self._line = ""
 
     def go_on(self, text: str) -> None:
-        """Goes on behind text that was not a call."""
+        """Goes on after text that was not a call."""
         last = text.rpartition("\n")[2]
         self._line = _SOMETHING if last.strip() or not text else last
 

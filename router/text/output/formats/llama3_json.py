@@ -20,7 +20,7 @@ def grammar(tools: Sequence[ToolSchema], use: ToolUse, marks: Marks) -> CallGram
 
 
 class Llama3JsonSyntax:
-    """An object is a call at the answer's beginning, behind the tag, and behind another call."""
+    """An object is a call at the answer's beginning, after the tag, and after another call."""
 
     MARKS: ClassVar[tuple[str, ...]] = (PYTHON_TAG,)
 

@@ -1,4 +1,4 @@
-"""Calls of Mistral's models behind `[TOOL_CALLS]`: a list of objects, or since Tekken v11 a name and its arguments."""
+"""Calls of Mistral's models after `[TOOL_CALLS]`: a list of objects, or since Tekken v11 a name and its arguments."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class MistralSyntax:
         self._object = CallObject(tools, framing)
         self._arguments = ArgumentsText()
         self._head = ""
-        """Name of the call and the marks behind it."""
+        """Name of the call and the marks after it."""
         self.state: State = self._prose
 
     def end(self) -> None: ...
@@ -126,4 +126,4 @@ class MistralSyntax:
 
 
 MAX_HEAD = 256
-"""Characters of a name with the marks behind it; names have at most 64."""
+"""Characters of a name with the marks after it; names have at most 64."""

@@ -65,7 +65,7 @@ MAX_NAME = 256
 
 
 class PythonicSyntax:
-    """A list is one of calls at the answer's beginning, behind the start mark, and behind another such list."""
+    """A list is one of calls at the answer's beginning, after the start mark, and after another such list."""
 
     MARKS: ClassVar[tuple[str, ...]] = (START, END)
 

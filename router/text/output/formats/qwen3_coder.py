@@ -115,7 +115,7 @@ def _refuse_keywords(tool: ToolSchema, name: str, schema: Any) -> None:
 class Qwen3CoderSyntax:
     """Values are streamed as soon as they can be nothing but strings; others come whole.
 
-    A newline behind a parameter's opening mark and one before its closing mark are framing. A closing mark in the
+    A newline after a parameter's opening mark and one before its closing mark are framing. A closing mark in the
     middle of a line does not end a value. It does if another mark follows, or if the value began in the line of its
     name. Closing marks may be left out: the value then ends where a mark follows that cannot be a part of it.
     """

@@ -94,7 +94,7 @@ class CallGrammar:
     text: str | None = None
     """Regex of an answer without a call, where there is no trigger. None: `call` has such answers."""
     ending: str = ""
-    """What may stand behind the last call, where the answer must call: models that want to write it end there."""
+    """What may stand after the last call, where the answer must call: models that want to write it end there."""
     unmarked: tuple[str, ...] = ()
     """Rules of `in_text_unmarked`: text up to and with a call that no mark announces, where a text may have calls."""
     begins_as_json: bool = False

@@ -12,7 +12,7 @@ _HEX_ESCAPE_CHARS = 6
 _CLOSING = {"{": "}", "[": "]"}
 _IN_STRING = frozenset({Expects.STRING, Expects.ESCAPE, Expects.HEX})
 _WHOLE = frozenset({Expects.COMMA_OR_END, Expects.KEY_OR_END, Expects.VALUE_OR_END})
-"""Places behind a whole value, or behind an opening bracket: closing brackets complete the text there."""
+"""Places after a whole value, or after an opening bracket: closing brackets complete the text there."""
 
 
 class ArgumentsText:
@@ -24,21 +24,21 @@ class ArgumentsText:
 
     def __init__(self) -> None:
         self.has_begun = False
-        """The object has begun."""
+        """Whether the object has begun."""
         self._scanner = JsonScanner()
         self._ready: list[str] = []
         self._pending: list[str] = []
         self._is_whole = False
         self._take: Callable[[str], Progress] = self._first
-        self._begun = ""
-        """The beginning of an escape, or of the word null."""
+        self._unfinished = ""
+        """The part that has arrived of an escape, or of the word null."""
 
     def take(self, char: str) -> Progress:
-        """Returns BROKEN for a character that cannot follow: it is not part of the arguments."""
+        """Takes the next character. Returns BROKEN if it cannot follow; then it is not part of the arguments."""
         return self._take(char)
 
     def write(self, text: str) -> None:
-        """Adds JSON text that a parser has made."""
+        """Takes JSON text that a parser has made, which is always valid."""
         if self._is_in_string and '"' not in text and "\\" not in text:
             self._ready.append(text)
             return
@@ -53,7 +53,7 @@ class ArgumentsText:
         return ready
 
     def complete(self) -> str:
-        """Completes the object. Returns what was held and is not part of it."""
+        """Completes the object. Returns the held text that is left out of it."""
         if self._is_whole:
             return ""
         scanner, self._is_whole = self._scanner, True
@@ -69,13 +69,13 @@ class ArgumentsText:
         return rest
 
     def cut(self) -> None:
-        """Adds what is held to arguments that stay incomplete."""
+        """Adds the held text to arguments that stay incomplete."""
         self._release()
         self._is_whole = True
 
     @property
     def _is_in_string(self) -> bool:
-        """What follows is in a string that is not a name."""
+        """Whether the next character is inside a string value. Names do not count."""
         return self._scanner.expects is Expects.STRING and not self._scanner.is_key
 
     def _first(self, char: str) -> Progress:
@@ -85,17 +85,17 @@ class ArgumentsText:
         if char == '"':
             self._take = self._in_text
         elif char == "n":
-            self._begun, self._take = char, self._in_null
+            self._unfinished, self._take = char, self._in_null
         elif not char.isspace():
             return Progress.BROKEN
         return Progress.MORE
 
     def _in_null(self, char: str) -> Progress:
-        self._begun += char
-        if self._begun == "null":
+        self._unfinished += char
+        if self._unfinished == "null":
             self.complete()
             return Progress.DONE
-        return Progress.MORE if "null".startswith(self._begun) else Progress.BROKEN
+        return Progress.MORE if "null".startswith(self._unfinished) else Progress.BROKEN
 
     def _in_object(self, char: str) -> Progress:
         self.has_begun = True
@@ -122,34 +122,34 @@ class ArgumentsText:
         self._scanner.expects = Expects.COMMA_OR_END
 
     def _in_text(self, char: str) -> Progress:
-        if self._begun:
+        if self._unfinished:
             return self._in_escape(char)
         if char == "\\":
-            self._begun = char
+            self._unfinished = char
             return Progress.MORE
         if char != '"':
-            return self._in_string(char)
+            return self._take_decoded(char)
         if not self.has_begun:
             self.complete()
         return Progress.DONE if self._is_whole else Progress.BROKEN
 
     def _in_escape(self, char: str) -> Progress:
-        self._begun += char
-        if self._begun.startswith("\\u"):
-            if len(self._begun) > len("\\u") and char not in "0123456789abcdefABCDEF":
+        self._unfinished += char
+        if self._unfinished.startswith("\\u"):
+            if len(self._unfinished) > len("\\u") and char not in "0123456789abcdefABCDEF":
                 return Progress.BROKEN
-            if len(self._begun) < _HEX_ESCAPE_CHARS:
+            if len(self._unfinished) < _HEX_ESCAPE_CHARS:
                 return Progress.MORE
         elif char not in _ESCAPED:
             return Progress.BROKEN
-        escape, self._begun = self._begun, ""
+        escape, self._unfinished = self._unfinished, ""
         for text in _unescaped(escape):
-            if self._in_string(text) is Progress.BROKEN:
+            if self._take_decoded(text) is Progress.BROKEN:
                 return Progress.BROKEN
         return Progress.MORE
 
-    def _in_string(self, char: str) -> Progress:
-        """Takes one character of the text in a string. Only whitespace may stand around the object."""
+    def _take_decoded(self, char: str) -> Progress:
+        """Takes one decoded character of an object that is itself in a string. Only whitespace may stand around it."""
         if char.isspace() and (self._is_whole or not self.has_begun):
             return Progress.MORE
         if self._is_whole or not (self.has_begun or char == "{"):

@@ -56,7 +56,7 @@ class JsonScanner:
         return self.expects is Expects.NUMBER and self._atom in _WHOLE_NUMBERS
 
     def skip_value(self) -> None:
-        """Goes on behind a value that another reader has taken."""
+        """Goes on after a value that another reader has taken."""
         assert self.expects is Expects.VALUE, self.expects
         self.expects = Expects.COMMA_OR_END
 

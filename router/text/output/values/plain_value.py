@@ -167,7 +167,7 @@ def _python(text: str) -> str | None:
     for char in text:
         if value.take(char) is not Progress.MORE:
             return None
-    # The value is whole where a character behind it is not taken.
+    # The value is whole where a character after it is not taken.
     return "".join(written) if value.take("\n") is Progress.DONE else None
 
 

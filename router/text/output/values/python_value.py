@@ -91,7 +91,7 @@ class PythonValue:
             self.held += char
             self._hex_left, self._state = _HEX_DIGITS[char], self._hex
             return Progress.MORE
-        # A line's end behind a backslash is not part of the string; an unknown escape stands for itself.
+        # A line's end after a backslash is not part of the string; an unknown escape stands for itself.
         text = "" if char == "\n" else _ESCAPED.get(char, self.held + char)
         self._end_escape(text)
         return Progress.MORE

@@ -163,7 +163,7 @@ def _body_seeds() -> Sequence[bytes]:
 
 
 def _with_bytes(values: dict[str, str | bool]) -> bytes:
-    """Returns the body of `infer` with these inputs as bytes behind the JSON, and a zero byte between."""
+    """Returns the body of `infer` with these inputs as bytes after the JSON, and a zero byte between."""
     raws = {name: _value(value) for name, value in values.items()}
     tensors = [
         {

@@ -38,7 +38,7 @@ def runner(smollm2_dir: Path) -> Iterator[ModelRunner]:
         memory,
         ModelConfig(dtype="float32", max_model_len=512),
         pool=PagePool.over(torch.from_numpy(memory.data), FORMS["float32"], spec.page_shape(16)),
-        on=RunnerResources(Cores((0,))),
+        resources=RunnerResources(Cores((0,))),
         with_head=True,
     )
     yield runner

@@ -57,7 +57,7 @@ async def test_a_worker_is_drained_by_the_supervisor_as_the_command_would() -> N
     async with supervised() as (frontend, workers, _):
         status, said = await act(frontend, "drain", {"worker": "decode-0", "deadline_s": 5, "restart": True})
         assert (status, workers.drained) == (200, [("decode-0", 5.0, True, False)])
-        assert said == {"done": "decode-0 serves again; 2 requests were cut off and go on elsewhere"}
+        assert said == {"done": "decode-0 serves again; 2 requests were cut off and continue elsewhere"}
         status, said = await act(frontend, "drain", {"worker": "decode-9", "deadline_s": 5})
         assert (status, said["error"]["message"]) == (400, "decode-9 is the last decode worker")
         assert (await act(frontend, "drain", {"worker": "decode-0", "deadline_s": 1e9}))[0] == 400

@@ -12,7 +12,7 @@ import pytest
 
 from tools.bench.compare.page import first_token_samples, timeline_figure
 from tools.bench.compare.report import compared, notes_of
-from tools.bench.compare.rounds import CompareRun, plan_of, turns_of, warmup_of
+from tools.bench.compare.rounds import CompareRun, plan_of, server_runs, warmup_of
 from tools.bench.compare.scenario import ScenarioLoad, parse_scenario
 from tools.bench.endpoints import Endpoint
 from tools.bench.load import PlannedRequest, Segment, Speller, Stream
@@ -108,7 +108,7 @@ def test_an_open_loop_has_due_times_and_a_closed_one_has_none() -> None:
 def test_every_endpoint_meets_every_load_once_a_round_and_the_order_turns(rounds: int, names: str) -> None:
     scenarios = [parse_scenario(text) for text in ("8x8@c1", "8x8@c2", "8x8@c3")]
     endpoints: list[Any] = [Endpoint(name, None, 0) for name in names]  # type: ignore[arg-type]  # never asked
-    turns = turns_of(rounds, scenarios, endpoints)
+    turns = server_runs(rounds, scenarios, endpoints)
     counts = Counter((turn.round, turn.scenario.name, turn.endpoint.name) for turn in turns)
     assert set(counts.values()) == {1}
     assert len(counts) == rounds * 3 * len(names)

@@ -1,6 +1,6 @@
-"""The tiers below a simulated worker's pages: the live ones in virtual time, over memory without any bytes.
+"""The tiers below a simulated worker's pages: the product's own code in virtual time, over memory without any bytes.
 
-Simulated are the threads that read and the one that writes, which take their time page by page.
+Only the threads that read and write are simulated: each page takes them the tier's time.
 """
 
 from __future__ import annotations
@@ -93,35 +93,35 @@ class SimulatedWriter:
 class SimulatedTiers(PageTiers):
     """The tiers of one epoch of a worker."""
 
-    def __init__(self, host: WorkerParts, disk: SimulatedDisk | None) -> None:
-        self._worker = host
-        shape, changes = host.shape, TierChanges(GroupKind.FULL)
+    def __init__(self, worker: WorkerParts, disk: SimulatedDisk | None) -> None:
+        self._worker = worker
+        shape, changes = worker.shape, TierChanges(GroupKind.FULL)
         below = None if disk is None else self._on_disk(disk, changes)
         host_pages = shape.tiers.host_bytes // shape.page_bytes
         memory: Any = NoBytes(host_pages, shape.page_bytes)
         readers = self._readers_of(Tier.HOST)
         top = HostTier(memory, readers, changes, below, self._now_s) if host_pages else None
         super().__init__(memory, top, below, changes, wants_disk=False)
-        self.report_to(TierMetrics(host.metrics.registry, host.role.value))
-        self.begin_epoch(host.log)
+        self.report_to(TierMetrics(worker.metrics.registry, worker.role.value))
+        self.begin_epoch(worker.log)
 
     def loads(self) -> TierLoads:
-        """Returns the live loads over these tiers."""
-        host = self._worker
+        """Returns the product's loads over these tiers."""
+        worker = self._worker
         return TierLoads(
             (self,),
-            host.pool,
-            host.shape.block_size,
-            new_session=host.new_session,
-            compute_s=host.compute_s,
-            wake=host.wake,
+            worker.pool,
+            worker.shape.block_size,
+            new_session=worker.new_session,
+            compute_s=worker.compute_s,
+            wake=worker.wake,
             clock=self._now_s,
         )
 
     def prefetch(self, loads: TierLoads) -> Prefetch:
-        """Returns the live prefetch over these tiers."""
-        host = self._worker
-        return Prefetch(self, host.pool, loads, host.shape.block_size, compute_s=host.compute_s, wake=host.wake)
+        """Returns the product's prefetch over these tiers."""
+        worker = self._worker
+        return Prefetch(self, worker.pool, loads, worker.shape.block_size, compute_s=worker.compute_s, wake=worker.wake)
 
     def hit(self, tier: Tier, block_hash: BlockHash) -> None:
         """Counts a page that came up and was used."""
@@ -135,7 +135,7 @@ class SimulatedTiers(PageTiers):
         return DiskTier(parts, changes, self._now_s)
 
     def _readers_of(self, tier: Tier) -> TierReaders[Any]:
-        """Returns threads that share what the tier can do."""
+        """Returns threads that share the tier's bandwidth."""
         queue, page_time, busy = (
             self._worker.queue,
             PageTime(self._worker.shape.tier_page_s(tier)),
@@ -176,7 +176,7 @@ class SimulatedReader:
             self._next()
 
     def probe(self, read: PageRead[Any], took: Future[ReadTimes]) -> None:
-        """Reads a page to nowhere."""
+        """Takes the time of reading a page, and reports it."""
         page_s, is_beside = self._page_s()
         self._queue.after(page_s, lambda: took.set_result(ReadTimes().plus(page_s, is_beside=is_beside)))
 

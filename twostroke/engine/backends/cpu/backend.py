@@ -87,7 +87,7 @@ class CpuPlan:
                 memory,
                 self.config.model,
                 pool=self._pool(spec, memory),
-                on=RunnerResources(cores, profiler or Profiler(), collective, self.branches),
+                resources=RunnerResources(cores, profiler or Profiler(), collective, self.branches),
                 with_head=self.config.can_sample,
             )
         except BaseException:
@@ -197,7 +197,7 @@ class CpuBackend:
 
 
 def _arithmetic(config: WorkerConfig) -> str:
-    """Returns what a fingerprint says of the kernels: pages that another machine computed may have other bits."""
+    """Returns what a fingerprint says about the kernels: pages that another machine computed may have other bits."""
     identity = arithmetic_identity(choose_kernels(cache_dir() / "kernels"))
     return f";arithmetic={identity}-{config.runtime.threads}"
 

@@ -1,4 +1,4 @@
-"""One real model on one device: a batch of host data in, sampled tokens out."""
+"""Runs a model on the CPU: takes a batch of host data, returns sampled tokens."""
 
 from __future__ import annotations
 
@@ -46,16 +46,17 @@ class RunnerResources:
     """What a runner computes with, besides its model and its pages."""
 
     cores: Cores | ModelRunner
-    """Another runner, which is closed later: its threads compute the steps of both, in turns."""
+    """The worker's cores. Or another runner, whose threads then compute the steps of both, one step at a time. It is
+    closed later than this one."""
     profiler: Profiler = field(default_factory=Profiler)
-    """Is shown the parts of its steps."""
+    """Records the parts of its steps."""
     collective: Collective | None = None
-    """The other processes of the worker, where the model is a share, and the pool its part of the pages."""
+    """Connects the worker's processes, each with a shard of the model and of the pages. None: there is one."""
     branches: RunnerBranches = NO_BRANCHES
 
 
 class ModelRunner:
-    """Loads the weights at once; `run` belongs to the engine thread. `pool` is a view of `memory`."""
+    """Loads the weights when it is made. Only the engine thread calls `run`. `pool` is a view of `memory`."""
 
     def __init__(
         self,
@@ -65,23 +66,23 @@ class ModelRunner:
         model: ModelConfig,
         *,
         pool: AnyPool,
-        on: RunnerResources,
+        resources: RunnerResources,
         with_head: bool,
     ) -> None:
-        self._profiler = on.profiler
-        self._code = on.branches.code
-        self._collective = on.collective or Alone()
-        beside = on.cores if isinstance(on.cores, ModelRunner) else None
-        self._owns_threads = beside is None
-        cores = on.cores if isinstance(on.cores, Cores) else on.cores._cores
+        self._profiler = resources.profiler
+        self._code = resources.branches.code
+        self._collective = resources.collective or Alone()
+        other = resources.cores if isinstance(resources.cores, ModelRunner) else None
+        self._owns_threads = other is None
+        cores = resources.cores if isinstance(resources.cores, Cores) else resources.cores._cores
         self._cores: Cores = cores
         self._further_groups = len(memory.layout.regions) - 1
         torch.set_num_threads(len(cores.home))
         self._borrowing = Borrowing()
         kind: torch.dtype = getattr(torch, model.dtype)
-        kernels = choose_kernels(cache_dir() / "kernels") if beside is None else beside.kernels
+        kernels = choose_kernels(cache_dir() / "kernels") if other is None else other.kernels
         self.kernels: Kernels | None = kernels
-        self._team: Team | None = _team_on(cores, kernels) if beside is None else beside._team
+        self._team: Team | None = _team_on(cores, kernels) if other is None else other._team
         backend = choose_attention(
             pool,
             heads=spec.heads,
@@ -94,14 +95,14 @@ class ModelRunner:
         self.has_native_pages = isinstance(backend, NativeAttention)
         self._cosines, self._sines = rope_tables(spec.ropes, model.max_model_len or spec.max_position_embeddings)
         try:
-            self._model = self._loaded(model_dir, spec, backend, model, with_head=with_head, collective=on.collective)
+            self._model = self._loaded(model_dir, spec, backend, model, resources.collective, with_head=with_head)
             self.is_native = isinstance(self._model, NativeTransformer)
-            """Whether native kernels compute it. They pack its weights, and cores of others make its steps shorter."""
+            """Whether native kernels compute the model. They pack its weights, and can use idle cores of others."""
             linears: Linears | None = SteadyLinears() if model.deterministic else TorchLinears()
             if self.is_native:
                 linears = None
-            of_model = on.branches.extra
-            self.extra = NO_EXTRA if of_model is None else of_model(model_dir, spec, kind, linears=linears)
+            make_extra = resources.branches.extra
+            self.extra = NO_EXTRA if make_extra is None else make_extra(model_dir, spec, kind, linears=linears)
             if self.is_native:  # its threads are those of the team
                 torch.set_num_threads(1)
             self.determinism = self._tried(memory, model, spec, pool, with_head=with_head)
@@ -115,9 +116,9 @@ class ModelRunner:
         spec: ModelSpec,
         backend: AttentionBackend,
         model: ModelConfig,
+        collective: Collective | None,
         *,
         with_head: bool,
-        collective: Collective | None,
     ) -> Model:
         options = LoadOptions(
             dtype=getattr(torch, model.dtype),
@@ -132,7 +133,7 @@ class ModelRunner:
     def _tried(
         self, memory: PageMemory, model: ModelConfig, spec: ModelSpec, pool: AnyPool, *, with_head: bool
     ) -> Determinism:
-        """Tries what must be tried on the loaded model. Raises ConfigError where it cannot serve so."""
+        """Tests on the loaded model what can only be tested there. Raises ConfigError where the model fails."""
         if self._code is not None:
             return self._code.tried(self._model, memory, (self._cosines, self._sines), spec, model, pool)
         is_first = spec.share is None or spec.share.is_first
@@ -160,9 +161,7 @@ class ModelRunner:
 
     @contextmanager
     def _team_step(self, team: Team, batch: Batch) -> Iterator[None]:
-        """Runs a step on the worker's own cores, and on those of idle neighbours while that makes such
-        steps shorter.
-        """
+        """Runs a step on the worker's cores, and on those of idle workers of this host where that makes it shorter."""
         if self._cores.should_look:
             team.borrow_from(self._cores.neighbours())
         kind = StepKind.of(batch)
@@ -175,7 +174,7 @@ class ModelRunner:
 
     @property
     def expert_load(self) -> ExpertLoad | None:
-        """How much each expert had to do, counted as steps run; None for a dense model."""
+        """Tokens that each expert has computed so far; None for a dense model."""
         return self._model.expert_load
 
     def tell_prompts(self, prompts: WaitingPrompts) -> None:
@@ -194,7 +193,7 @@ class ModelRunner:
             self._team.lend()
 
     def logits(self, batch: Batch) -> torch.Tensor | None:
-        """Writes the KV of all tokens; the logits of `batch.logit_rows`, or None where there are none."""
+        """Writes the KV of all tokens. Returns the logits of `batch.logit_rows`, or None where there are none."""
         with self._profiler.slice(ENGINE, "prepare"):
             tokens, ragged, sample_rows = self._prepare(batch)
         with self._collective.step(batch), self._profiler.slice(ENGINE, "forward", kernels=ragged.kernels):
@@ -223,7 +222,7 @@ class ModelRunner:
         return torch.from_numpy(batch.tokens), ragged, torch.tensor(rows) if rows else None
 
     def close(self) -> None:
-        """Lets go of weights and of the view of the pages, so that the page memory can be unmapped."""
+        """Drops the weights and the view of the pages, so that the page memory can be unmapped."""
         self._collective.close()
         del self._model
         self._close_team()

@@ -57,7 +57,10 @@ class CudaPlan:
 
 
 class CudaBackend:
-    """See `twostroke.engine.backends.built.Backend`. It plans shares of a model, and loads all of one."""
+    """See `twostroke.engine.backends.built.Backend`.
+
+    It plans a model for one or several devices, and loads it on one.
+    """
 
     def __init__(
         self,
@@ -66,15 +69,16 @@ class CudaBackend:
         layouts: LayoutOf | None,
         devices: Sequence[tuple[torch.device, MemoryReading]],
     ) -> None:
-        """`layouts` are those of the matrices of the model's files. `devices` come with how much memory they have."""
+        """`layouts`: of the matrices in the model's files. `devices`: each with a reading of its memory."""
         self.spec = spec
         self.layout_of = layouts_named(layouts, spec)
         self._model_dir = model_dir
         self._devices = devices
 
     def plan(self, config: WorkerConfig, shares: tuple[ModelSpec, ...] = ()) -> CudaPlan:
-        """Raises ConfigError for a model or a form of pages that devices do not compute, and where a device is too
-        small. `shares` divide the whole model among the devices.
+        """Returns what each device computes. `shares` divide the whole model among the devices.
+
+        Raises ConfigError for a model or a page form that devices do not compute, and where a device is too small.
         """
         spec, form, block_size = self.spec, page_form(config.kv_format), config.cache.block_size
         form.check_shape(spec.page_shape(block_size))
@@ -93,15 +97,16 @@ class CudaBackend:
             on_gpu=True,
         )
         needs = tuple(ProcessNeeds(each.weights, each.needs().working_bytes) for each in devices)
-        # The device with the least room says how many pages there are.
+        # The device with the least room decides how many pages there are.
         pages = min(each.pages(config.cache, has) for each, (_, has) in zip(devices, self._devices, strict=True))
         page_bytes = spec.page_bytes(block_size, config.kv_format)
         memory = pool.plan(pages * page_bytes, shapes, needs, weights_kind=config.model.dtype)
         return CudaPlan(config, spec, self._model_dir, devices, memory)
 
     def load(self, plan: CudaPlan, profiler: Profiler | None) -> BuiltEngine:
-        del profiler  # steps of a device are not shown part by part
-        torch.set_num_threads(plan.config.runtime.threads)  # of what the host computes: rows with more than a token
+        del profiler  # the profiler cannot see the parts of a step on a device
+        # The host samples the rows that ask for more than a token: penalties, bias or logprobs.
+        torch.set_num_threads(plan.config.runtime.threads)
         (own,), facts = plan.devices, plan.facts()
         memory = DeviceMemory(facts.pages, facts.page_bytes, own.device, *facts.further)
         with (

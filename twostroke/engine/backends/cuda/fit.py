@@ -25,7 +25,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def devices_from(first: torch.device, count: int) -> tuple[torch.device, ...]:
-    """Returns the device of each process of a worker: the first one and those behind it.
+    """Returns the device of each process of a worker: the first one and those after it.
 
     Raises ConfigError where there are fewer.
     """
@@ -38,7 +38,7 @@ def devices_from(first: torch.device, count: int) -> tuple[torch.device, ...]:
             "smaller number, more devices or --device cpu",
             field="--tp",
         )
-    return tuple(torch.device("cuda", first.index + behind) for behind in range(count))
+    return tuple(torch.device("cuda", first.index + offset) for offset in range(count))
 
 
 def read_memory(device: torch.device) -> MemoryReading:

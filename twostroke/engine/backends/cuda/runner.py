@@ -119,7 +119,7 @@ class DeviceRunner:
         return StepResult(tokens, time.perf_counter() - started_s, scores)
 
     def close(self) -> None:
-        """Lets go of weights, recordings and the view of the pages, so that their memory can be given back."""
+        """Drops weights, recordings and the view of the pages, so that their memory can be given back."""
         del self._graphs, self._model, self._attention
         self._collective.close()  # last: recordings have its sums
 

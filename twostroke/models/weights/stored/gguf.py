@@ -156,7 +156,7 @@ def _mxfp4(blocks: torch.Tensor) -> StoredNumbers:
 
 
 def _small_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and mins of 6 bits [rows, groups], of the 12 bytes behind the two numbers of a block."""
+    """Scales and mins of 6 bits [rows, groups], of the 12 bytes after the two numbers of a block."""
     first, second, third = blocks[:, :, 4:8], blocks[:, :, 8:12], blocks[:, :, 12:16]
     scales = torch.cat([first & 63, third & 15 | first >> 6 << 4], dim=-1)
     mins = torch.cat([second & 63, third >> 4 | second >> 6 << 4], dim=-1)

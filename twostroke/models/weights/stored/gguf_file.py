@@ -1,4 +1,4 @@
-"""Reads what a GGUF file says of itself: its facts and where its tensors lie. No torch here.
+"""Reads what a GGUF file says about itself: its facts and where its tensors lie. No torch here.
 
 The format: github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little endian.
 """
@@ -61,7 +61,7 @@ class GgufTensor:
     block_bytes: int
     """The bytes of the numbers that are stored together."""
     start: int
-    """In bytes from the beginning of the file."""
+    """Offset in bytes from the start of the file."""
     size_bytes: int
 
     @property
@@ -77,7 +77,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """What a file says of itself."""
+    """What a file says about itself."""
 
     path: Path
     facts: dict[str, Any]
@@ -125,7 +125,7 @@ def check_architecture(file: GgufFile) -> None:
 
 
 def _placed(path: Path, tensor: Any, block_bytes: int) -> GgufTensor:
-    """Returns what the library says of one tensor. It has found the tensor's bytes in the file."""
+    """Returns what the library says about one tensor. It has found the tensor's bytes in the file."""
     kind, shape = tensor.tensor_type.name, tuple(tensor.shape[::-1].tolist())
     if kind not in TYPES or not all(shape):
         known = ", ".join(TYPES)

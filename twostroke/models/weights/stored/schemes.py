@@ -1,4 +1,5 @@
-"""What config.json says of quantised weights, as values. Options that are not known are refused by key. No torch here.
+"""What config.json says about quantised weights, as values. Options that are not known are refused by key. No torch
+here.
 
 `SCHEMES` is the table of methods: one line each. A module that the config ignores stays exact.
 """
@@ -31,8 +32,8 @@ class Scheme:
     zero_bias: int = 0
     """What is added to the zeros of the file."""
     ignored: tuple[str, ...] = ()
-    """Modules that stay exact: names, beginnings or ends of names, where * stands for anything, or regular expressions
-    behind "re:"."""
+    """Modules that stay exact: names, their prefixes or suffixes, where * stands for anything, or regular expressions
+    after "re:"."""
 
     def ignores(self, module: str) -> bool:
         return any(_matches(pattern, module) for pattern in self.ignored)

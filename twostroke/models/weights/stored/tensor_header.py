@@ -24,7 +24,7 @@ class HeaderTensor:
     dtype: str
     shape: tuple[int, ...]
     start: int
-    """In bytes from the beginning of the file."""
+    """Offset in bytes from the start of the file."""
     size_bytes: int
 
 
@@ -121,7 +121,7 @@ def _tensor(path: Path, facts: Mapping[str, Any], begin: int) -> HeaderTensor:
 
 
 def quantization_in(directory: Path) -> Mapping[str, Any] | None:
-    """Returns what config.json says of quantised weights; None where it says nothing or cannot be read."""
+    """Returns what config.json says about quantised weights; None where it says nothing or cannot be read."""
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

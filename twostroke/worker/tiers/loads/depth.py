@@ -27,7 +27,8 @@ class LoadDepth:
         self._pool = pool
 
     def of(self, hashes: Sequence[BlockHash], pays: Callable[[Tier, range, Sequence[BlockHash]], bool]) -> int:
-        """Returns after how many of these blocks a sequence can go on once tiers have brought theirs; 0 if none does.
+        """Returns after how many of these blocks a sequence can continue once tiers have brought theirs; 0 if none
+        does.
 
         `pays` tells whether blocks are to be loaded from a tier, of which some have to be read there. Pages of a tier
         above that did not pay are priced as those of the tier below. O(blocks).
@@ -52,7 +53,8 @@ class LoadDepth:
         return best
 
     def _down_to(self, lowest: Tier, hashes: Sequence[BlockHash]) -> int:
-        """Returns after how many of these blocks a sequence can go on with what lies here, or lower down to a tier."""
+        """Returns after how many of these blocks a sequence can continue with what lies here, or lower down to a
+        tier."""
         missing = (block for block, each in enumerate(hashes) if not self._has(GroupKind.FULL, lowest, each))
         depth = next(missing, len(hashes))
         for number, group in enumerate(self._pool.others, 1):

@@ -85,7 +85,7 @@ class LoadPrices:
         return None
 
     def pays_to_reach(self, tier: Tier, blocks: range, unread: Sequence[BlockHash], *, is_alone: bool) -> bool:
-        """Returns whether blocks after which a sequence could go on are loaded from a tier, all or the last ones.
+        """Returns whether blocks after which a sequence could continue are loaded from a tier, all or the last ones.
 
         `unread`: those whose pages have to be read from this tier. `is_alone`: nothing else is computed here.
         """

@@ -196,7 +196,8 @@ class RunningLoads:
             self._look_later(load)
 
     def _hand_over(self, load: _Load) -> None:
-        """Lets computing go on where it has reached a load that comes from the end: they share what is between them."""
+        """Lets computing continue where it has reached a load that comes from the end: they share what is between
+        them."""
         blocks = sorted(load.remaining)
         if not blocks or self._pool.find(load.parents[blocks[0]]) is None:
             return

@@ -40,7 +40,7 @@ class SequenceLoads:
         self._depth = LoadDepth(tiers, pool)
 
     def depth(self, hashes: Sequence[BlockHash]) -> int:
-        """Returns after how many of these blocks a sequence can go on once what pays is loaded; 0 if nothing is.
+        """Returns after how many of these blocks a sequence can continue once what pays is loaded; 0 if nothing is.
 
         Where there is one page group it is 0: then loads may end anywhere.
         """

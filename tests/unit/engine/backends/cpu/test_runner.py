@@ -49,7 +49,7 @@ def make_runner(directory: Path, memory: PageMemory, *, with_head: bool) -> Mode
         memory,
         ModelConfig(dtype="float32", max_model_len=2048),
         pool=PagePool.over(torch.from_numpy(memory.data), FORMS["float32"], read_spec(directory).page_shape(16)),
-        on=RunnerResources(Cores((0,))),
+        resources=RunnerResources(Cores((0,))),
         with_head=with_head,
     )
 

@@ -93,7 +93,7 @@ def runners(directory: Path) -> Iterator[list[Runner]]:
         memory,
         ModelConfig(dtype="float32"),
         pool=PagePool.over(torch.from_numpy(memory.data), FORMS["float32"], spec.page_shape(16)),
-        on=RunnerResources(Cores((0,))),
+        resources=RunnerResources(Cores((0,))),
         with_head=True,
     )
     device = on_device(directory, plan_for(spec))
@@ -167,7 +167,7 @@ def test_a_device_step_over_int4_pages_samples_and_stores_what_the_cpu_runner_do
         memory,
         ModelConfig(dtype="float32"),
         pool=pool_over(torch.from_numpy(memory.data), plan.form, shape, torch.float32),
-        on=RunnerResources(Cores((0,))),
+        resources=RunnerResources(Cores((0,))),
         with_head=True,
     )
     pages = torch.zeros((PAGES + 1, plan.needs().page_bytes), dtype=torch.uint8)
@@ -218,7 +218,7 @@ def test_a_sequence_whose_numbers_overflow_ends_alone_and_changes_no_bit_of_its_
             memory,
             ModelConfig(dtype="float32"),
             pool=PagePool.over(torch.from_numpy(memory.data), FORMS["float32"], spec.page_shape(16)),
-            on=RunnerResources(Cores((0,))),
+            resources=RunnerResources(Cores((0,))),
             with_head=True,
         ),
         on_device(directory, plan_for(spec)),

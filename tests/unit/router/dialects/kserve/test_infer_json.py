@@ -24,7 +24,7 @@ def in_bytes(name, value, size=None, **changed):
 
 
 def framed(body, *raws):
-    """Returns what a client posts that has bytes behind the JSON."""
+    """Returns what a client posts that has bytes after the JSON."""
     head = json.dumps(body).encode()
     return {"content": head + b"".join(raws), "headers": {LENGTH: str(len(head))}}
 
@@ -90,7 +90,7 @@ async def test_inputs_of_the_vllm_backend_and_named_outputs(app):
         ({"inputs": [tensor("text_input", "abc", data=None)]}, "text_input"),
         ({"inputs": [tensor("text_input", "abc", data=[7])]}, "text_input"),
         ({"inputs": [tensor("text_input", "abc", parameters={"binary_data_size": 7})]}, "both data"),
-        ({"inputs": [in_bytes("text_input", "abc")[0]]}, "7 bytes behind the JSON"),
+        ({"inputs": [in_bytes("text_input", "abc")[0]]}, "7 bytes after the JSON"),
         ({"inputs": [in_bytes("text_input", "abc", size="7")[0]]}, "a number of bytes"),
         ({"inputs": [in_bytes("text_input", "abc", size=-1)[0]]}, "a number of bytes"),
         ({"inputs": [tensor("text_input", "abc", parameters={"shared_memory_region": "r"})]}, "shared_memory_region"),
@@ -137,9 +137,9 @@ async def test_inputs_come_as_bytes_behind_the_json_and_outputs_go_there_where_t
     ("raw", "named"),
     [
         (b"\x03\x00\x00\x00ab", "where only 6 are left"),
-        (b"\x04\x00\x00\x00abc", "behind its length"),
+        (b"\x04\x00\x00\x00abc", "after its length"),
         (b"\x03\x00\x00\x00ab\xff", "UTF-8"),
-        (b"\x03\x00\x00\x00abc\x00", "1 bytes behind the JSON belong to no input"),
+        (b"\x03\x00\x00\x00abc\x00", "1 bytes after the JSON belong to no input"),
     ],
 )
 async def test_bytes_that_are_no_input_are_refused_by_name(app, raw, named):
