@@ -76,7 +76,7 @@ class ParentRequest:
     ended_choices: frozenset[int] = frozenset()
     """Choices whose end the client has: nothing is wanted of them."""
     is_resumable: bool = False
-    """The client can resume it at another router."""
+    """Whether the client can resume it at another router."""
     weights: AnswerWeights = field(default_factory=AnswerWeights, compare=False)
     """The weights that answer, once a token has come; all prompts of a client's request share them."""
     trace: TraceContext | None = None

@@ -176,7 +176,7 @@ class DraftShape:
         """Returns drafts of the greatest length, in a share of all steps. Each chance is that of one token to be right
         where those before it are. The last chance holds for all later tokens.
         """
-        chances = (acceptance[min(place, len(acceptance) - 1)] for place in range(MOST_DRAFTED))
+        chances = (acceptance[min(index, len(acceptance) - 1)] for index in range(MOST_DRAFTED))
         right = tuple(itertools.accumulate(chances, lambda all_of, one: all_of * one, initial=share))
         return cls(proposed=(share,) * MOST_DRAFTED, right=right[1:])
 
@@ -217,8 +217,8 @@ class FleetShape:
     step_target_s: float = USUAL_S
     """Target length of a decode worker's steps in which streams run."""
     local_prefill: bool = False
-    """Decode workers compute prompts that would wait at their page source, as live ones do by default. It is off here,
-    so that a policy's choices are what is seen."""
+    """Whether decode workers compute prompts that would wait at their page source, as real ones do by default. It is
+    off here, so that a policy's choices are what is seen."""
     max_num_seqs: int = ScheduleConfig().max_num_seqs
     """Most sequences that hold pages at once on one worker, as `--max-num-seqs`."""
     drafts: DraftShape | None = None
@@ -230,7 +230,7 @@ class FleetShape:
     heartbeat_s: float = PatienceConfig().heartbeat_s
     routers: int = 1
     routers_by_turn: bool = True
-    """Requests go to routers in turns, or at random."""
+    """Whether requests go to the routers round robin. Otherwise each goes to a random one."""
     delays: Delays = field(default_factory=Delays)
     faults: Faults = field(default_factory=Faults)
     slo_ttft_s: float | None = None

@@ -48,7 +48,7 @@ class Pin:
     weights: WeightsRef | None = None
     """Computes its blocks; None: only the model."""
     is_hint: bool = False
-    """A request asked for it: only the request computes the blocks."""
+    """Whether a request asked for it: only the request computes the blocks."""
 
     def has_expired(self, now_s: float) -> bool:
         return self.expires_s is not None and self.expires_s <= now_s

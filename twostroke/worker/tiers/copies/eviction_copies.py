@@ -58,7 +58,7 @@ class _CopyJob:
     left: deque[CachedBlock] | None = None
     """Those that are still to be copied: of each chain the first ones first. None before its turn."""
     is_done: bool = False
-    """Nothing is copied any more: the claim may be made."""
+    """Whether nothing is copied any more: the claim may be made."""
     has_copied: bool = False
 
 
