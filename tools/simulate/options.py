@@ -89,10 +89,10 @@ class FleetFlags(Settings):
     host_cache_bytes: int | None = setting_of(CacheConfig, "host_cache_bytes", default=None, zero=None)
     disk_cache_bytes: int | None = setting_of(CacheConfig, "disk_cache_bytes", default=None, zero=None)
     host_page_s: float | None = setting(
-        None, flag="--host-page-s", above=0, unit="SECONDS", help="time to bring up one page from host memory"
+        None, flag="--host-page-s", above=0, unit="SECONDS", help="time to load one page from host memory"
     )
     disk_page_s: float | None = setting(
-        None, flag="--disk-page-s", above=0, unit="SECONDS", help="time to bring up one page from disk"
+        None, flag="--disk-page-s", above=0, unit="SECONDS", help="time to load one page from disk"
     )
 
     def model_post_init(self, _context: Any) -> None:

@@ -65,7 +65,7 @@ class AnswerRecord:
     def block_hashes(self) -> tuple[int, ...]:
         """`blocks` as numbers."""
         digits = 2 * LOGGED_HASH_BYTES
-        return tuple(int(self.blocks[index : index + digits], 16) for index in range(0, len(self.blocks), digits))
+        return tuple(int(self.blocks[start : start + digits], 16) for start in range(0, len(self.blocks), digits))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

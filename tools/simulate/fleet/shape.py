@@ -96,7 +96,7 @@ class TierShape:
     host_bytes: int = 0
     disk_bytes: int = 0
     host_page_s: float | None = None
-    """Seconds to bring up one page of a decode worker; None: its bytes at `HOST_BYTES_PER_S`."""
+    """Seconds to load one page of a decode worker; None: its bytes at `HOST_BYTES_PER_S`."""
     disk_page_s: float | None = None
     prefill_host_page_s: float | None = None
     """The same of a prefill worker; None: by the bytes of its pages as on decode workers."""
@@ -281,7 +281,7 @@ class FleetShape:
         return KvForm("prefill") if role is Role.PREFILL else KvForm("decode", "prefill")
 
     def tier_page_s(self, tier: Tier) -> float:
-        """Returns seconds to bring up one page from a lower tier."""
+        """Returns seconds to load one page from a lower tier."""
         if tier is Tier.HOST:
             return self.tiers.host_page_s or self.page_bytes / HOST_BYTES_PER_S
         return self.tiers.disk_page_s or self.page_bytes / DISK_BYTES_PER_S

@@ -196,7 +196,7 @@ class SimulatedPull:
         if ready and not self.state.has_begun and self.spec.peer is None and not any(computed for _, computed in ready):
             self._links.answered(self._source.worker, now_s - self.state.started_s, now_s)
         self.state.has_begun |= bool(ready)
-        self._announced += ((ready[index : index + COPY_PAGES], now_s) for index in range(0, len(ready), COPY_PAGES))
+        self._announced += ((ready[start : start + COPY_PAGES], now_s) for start in range(0, len(ready), COPY_PAGES))
         self._copy()
 
     def _readable_s(self, ready: Sequence[tuple[int, bool]]) -> float:
