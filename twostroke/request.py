@@ -194,7 +194,7 @@ class WeightsRef:
     """Weights beside the model's that a request is computed with."""
 
     digest: bytes
-    """Those with the same digest are the same weights."""
+    """Digest of the weights. Weights with equal digests are the same."""
     path: str = ""
     """The folder that they were loaded from; a reader of it checks the digest."""
 

@@ -75,7 +75,7 @@ class Fleet:
         self.named_models: NamedModels = {}
         """Models that are served beside the one of all workers, by name, as the supervisor's last view says."""
         self._forms: dict[Role, KvForm] = {}
-        """Those of the first worker of each role; all others of the role must have the same."""
+        """Page form of the first worker of each role. All others of the role must have the same one."""
         self._config = config
         self._tokenizer = tokenizer_field(Path(config.model_dir)) if config.model_dir else None
         """The tokenizer with which this router makes tokens, as fingerprints say it; None for a paced model."""

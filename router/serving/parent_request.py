@@ -70,7 +70,7 @@ class ParentRequest:
     """Choices that the client asked for."""
     routing: RoutingParams = RoutingParams()  # noqa: RUF009  # frozen
     siblings: Siblings = Siblings()  # noqa: RUF009  # frozen
-    """Those of the first choice."""
+    """Siblings of the first choice: the choices of the same client request."""
     resumptions: int = 0
     """How often a client has resumed this stream; if ever, decode workers may still have it."""
     ended_choices: frozenset[int] = frozenset()

@@ -158,7 +158,7 @@ class FleetFlags(Settings):
 
 
 class LinkedFleetFlags(FleetFlags):
-    """The same with the network between the workers."""
+    """Flags of a simulated fleet, with those of the network between its workers."""
 
     bandwidth: float | None = setting(None, above=0, unit="GB/S", help="of each worker's network, in and out")
 

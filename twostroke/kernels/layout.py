@@ -123,7 +123,7 @@ DEVICE_MINS: Final = {
     "signed zero": "float32",
     "uint8": "float32",
 }
-"""The same of mins, which are products where the file has codes of zero."""
+"""Dtype of mins on a device, which are products where the file has codes of zero."""
 
 
 def device_bits(layout: Layout) -> int:

@@ -57,7 +57,7 @@ class AnswerRecord:
     drafted_tokens: dict[str, int] = field(default_factory=dict)
     """Drafted tokens that were run, by drafter. These and `kept_tokens` are of the attempt that ended the answer."""
     kept_tokens: dict[str, int] = field(default_factory=dict)
-    """Those of them that the sampler drew too."""
+    """Drafted tokens that the sampler drew too, by drafter."""
     instants: dict[str, float] = field(default_factory=dict)
     """Unix time of each instant (twostroke.base.lifetime.Instant)."""
 

@@ -40,9 +40,9 @@ class Unmarked(enum.StrEnum):
     """Which objects are calls that no mark announces, in formats that have a mark."""
 
     ANY = enum.auto()
-    """Those with the name of a tool, and with arguments."""
+    """Objects with the name of a tool, and with arguments."""
     PLAIN = enum.auto()
-    """Those that the grammar of an answer finds, too: the name first, in plain letters, and then an object."""
+    """Objects that the grammar of an answer finds, too: the name first, in plain letters, and then an object."""
     NONE = enum.auto()
 
 

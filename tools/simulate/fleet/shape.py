@@ -84,9 +84,9 @@ class Faults:
 
 
 HOST_BYTES_PER_S = 25e9
-"""Rate at which pages come up from host memory where no seconds per page are known: that of a GPU's bus."""
+"""Rate of loading pages from host memory where no seconds per page are known: that of a GPU's bus."""
 DISK_BYTES_PER_S = 3e9
-"""The same from disk: that of one NVMe disk."""
+"""Rate of loading pages from disk where no seconds per page are known: that of one NVMe disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class TierShape:
     """Seconds to load one page of a decode worker; None: its bytes at `HOST_BYTES_PER_S`."""
     disk_page_s: float | None = None
     prefill_host_page_s: float | None = None
-    """The same of a prefill worker; None: by the bytes of its pages as on decode workers."""
+    """Seconds to load one page of a prefill worker; None: by the bytes of its pages, as on decode workers."""
     prefill_disk_page_s: float | None = None
     disk_write_bytes_per_s: float = 1e6 * CacheConfig().disk_write_mb_s
     """Budget of written bytes, as `--disk-write-mb-s` of a worker."""

@@ -37,7 +37,7 @@ class Pin:
     tenant: str = ""
     """Tenant that it serves; empty: those without one."""
     tokens: tuple[int, ...]
-    """They fill the blocks exactly."""
+    """Tokens of the pinned prefix, which fill its blocks exactly."""
     block_hashes: tuple[BlockHash, ...]
     expires_s: float | None = None
     """Unix seconds; None: it stays until it is removed."""

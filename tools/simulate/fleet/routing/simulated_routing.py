@@ -64,7 +64,7 @@ class SimulatedRouting:
         """What other routers have been told."""
         self._known: dict[WorkerId, Worker] = {}
         self._serving: Workers | None = None
-        """Those of `known` that serve; None while it has to be found out again."""
+        """Workers that serve. None: it has to be found out again."""
         self._asks: dict[RequestId, _Unplaced] = {}
         """All requests that are open."""
         self._waiting: dict[RequestId, _Unplaced] = {}

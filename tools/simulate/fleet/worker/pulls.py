@@ -92,7 +92,7 @@ class PullingWorker(WorkerParts, Protocol):
     served: dict[SimulatedPull, None]
     """Pulls of others from here."""
     changed: list[SimulatedPull]
-    """Those of them of which something may have become readable."""
+    """Pulls of others that wait for pages, some of which may have become readable."""
 
     def party(self, worker: WorkerId) -> PullingWorker:
         """Returns the latest epoch of a worker."""
