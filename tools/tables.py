@@ -56,8 +56,8 @@ def console_for(json_path: str | None, columns: int = COLUMNS) -> Console:
 def table_of(grid: Grid, title: str | None = None) -> Table:
     """Returns a table: names of rows, then numbers. Only pages show the detail of a heading."""
     table = Table(title=title and escape(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for at, heading in enumerate(grid.headings):
-        table.add_column(heading.text, justify="right" if at else "left", no_wrap=True)
+    for index, heading in enumerate(grid.headings):
+        table.add_column(heading.text, justify="right" if index else "left", no_wrap=True)
     for each in grid.rows:
         table.add_row(*(escape(cell.text) for cell in each.cells))
         if any(cell.detail for cell in each.cells):

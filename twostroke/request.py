@@ -194,7 +194,7 @@ class WeightsRef:
     """Weights beside the model's that a request is computed with."""
 
     digest: bytes
-    """Those with the same digest are the same weights."""
+    """Digest of the weights. Weights with equal digests are the same."""
     path: str = ""
     """The folder that they were loaded from; a reader of it checks the digest."""
 
@@ -233,7 +233,7 @@ class GenerateRequest:
 
     @property
     def scores_prompt(self) -> bool:
-        """Logprobs of the prompt come with the first token."""
+        """Whether logprobs of the prompt come with the first token."""
         return self.sampling.prompt_logprobs is not None and len(self.prompt) > 1
 
 
@@ -256,7 +256,7 @@ class Attempt:
 
     @property
     def scores_prompt(self) -> bool:
-        """Logprobs of the prompt are to be computed: earlier attempts sent none."""
+        """Whether logprobs of the prompt are to be computed: earlier attempts sent none."""
         return self.request.scores_prompt and not self.emitted
 
     @property

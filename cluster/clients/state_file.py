@@ -24,7 +24,7 @@ class ServeState:
     model: str
     log_dir: str
     has_tls: bool = False
-    """The routers' client endpoints take TLS."""
+    """Whether the routers' client endpoints take TLS."""
 
     @property
     def endpoints(self) -> str:

@@ -60,9 +60,9 @@ def up(config: ClusterConfig, *, keeps: bool) -> int:
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
     adopts_fleet: bool = False
-    """A running fleet is adopted where it was started with the same configuration."""
+    """Whether a running fleet is adopted where it was started with the same configuration."""
     keeps_fleet: bool = False
-    """Workers and supervisor keep running when the launcher ends."""
+    """Whether workers and supervisor keep running when the launcher ends."""
 
 
 def _launch(config: ClusterConfig, options: LaunchOptions) -> int:

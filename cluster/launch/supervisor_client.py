@@ -26,7 +26,7 @@ RETRY_S = 0.2
 STARTING_S = 1.0
 """Longest time between two looks at a fleet that starts, so that its activities are shown."""
 QUIET_S = 10.0
-"""The same once all serve. A change of the fleet is reported at once."""
+"""Longest time between two looks at a fleet once all workers serve. A change of the fleet is reported at once."""
 REJOIN_S = 1.0
 STOP_S = SHUTDOWN_S + 10.0
 """Seconds for the supervisor to end its workers, on a busy machine; it kills each one after `SHUTDOWN_S`."""

@@ -1,6 +1,6 @@
 """Checks the token and the certificates for Ray's head before Ray is loaded, which would try for minutes.
 
-They are in Ray's environment variables; `environment` says what is made of these.
+Ray reads them from environment variables. `environment` passes these on to worker processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NO_TLS = "WRONG_VERSION_NUMBER"
 
 
 def check() -> ssl.SSLContext | None:
-    """Returns how to speak TLS with the head; None without TLS. Raises ConfigError that names the variable."""
+    """Returns the TLS context for the head; None without TLS. Raises ConfigError that names the variable."""
     mode = os.environ.get("RAY_AUTH_MODE")
     if mode and mode not in MODES:
         raise ConfigError(f"RAY_AUTH_MODE must be {' or '.join(MODES)}, got {mode!r}", field="RAY_AUTH_MODE")
@@ -69,13 +69,13 @@ def _refuses_plain(host: str, port: int) -> str:
 
 
 def _refuses_tls(host: str, port: int, context: ssl.SSLContext) -> str:
-    """Returns why we cannot speak TLS; empty where we can, and for what only a call shows."""
+    """Returns why we cannot speak TLS; empty where we can, or where only a call can tell."""
     try:
         _shake_hands(host, port, context)
     except ssl.SSLCertVerificationError as error:
         return f"shows a certificate that RAY_TLS_CA_CERT does not take: {error.verify_message}"
     except ssl.SSLError as error:
-        return "speaks no TLS, and RAY_USE_TLS is set here" if error.reason == NO_TLS else ""
+        return "does not speak TLS, and RAY_USE_TLS is set here" if error.reason == NO_TLS else ""
     except OSError as error:
         return f"does not speak TLS within {HANDSHAKE_S:g} s: {error}"
     return ""

@@ -40,7 +40,7 @@ class ActorLocation:
     node_id: str
     log_path: str
     is_idle: bool = False
-    """No epoch runs in the process."""
+    """Whether no epoch runs in the process."""
 
     def is_same_process(self, other: ActorLocation | None) -> bool:
         return other is not None and (self.pid, self.node_id) == (other.pid, other.node_id)

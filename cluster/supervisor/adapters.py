@@ -56,7 +56,7 @@ class NamedAdapters(adapters_pb2_grpc.AdaptersServicer):
         """Names, the latest change last; one that was removed has no digest."""
         self._telling: asyncio.Task[None] | None = None
         self._is_untold = False
-        """Workers have not been told of the last change yet."""
+        """Whether workers have not been told of the last change yet."""
         self._copies = CopyOwner()
         """Says on this host which copies have names here, also to other clusters of this user."""
         self._kept = self._digests()

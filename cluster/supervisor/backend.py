@@ -37,7 +37,7 @@ class Nodes:
     leaving: Mapping[str, float]
     """Seconds until each leaving node ends; infinite if Ray names no deadline."""
     has_others: bool
-    """Some nodes stay."""
+    """Whether some nodes stay."""
 
 
 class WorkerDied(PeerLost):

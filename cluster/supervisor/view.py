@@ -34,7 +34,7 @@ class SupervisedWorker:
     """Addresses of the current epoch, or of the last one while the worker is dead."""
     last_error: ServeError | None = None
     returns: bool = False
-    """It drains, and a new epoch begins afterwards."""
+    """Whether it drains, and a new epoch begins afterwards."""
 
     @property
     def worker_id(self) -> str:

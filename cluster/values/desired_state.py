@@ -18,9 +18,9 @@ class Slot:
 
     role: Role
     is_retiring: bool = False
-    """It drains and leaves for good; its slot is removed when it has left."""
+    """Whether it drains and leaves for good; its slot is removed when it has left."""
     is_asleep: bool = False
-    """It drains, and its process stays without model and pages until it is woken."""
+    """Whether it drains, and its process stays without model and pages until it is woken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class DesiredState:
     slots: dict[str, Slot]
     """Slots by worker id. A worker keeps its id when it switches role."""
     is_automatic: bool
-    """The planner sets the counts. Otherwise operators do."""
+    """Whether the planner sets the counts. Otherwise operators do."""
     reason: str = ""
     """Reason of the last change, for operators."""
     weights: Weights = Weights()

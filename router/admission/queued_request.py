@@ -36,7 +36,7 @@ class QueuedRequest:
     """When the first token has to be there; admission sets it."""
     siblings: Siblings = Siblings()  # frozen
     is_urgent: bool = False
-    """It had its turn before: a worker refused it or was lost. It is neither queued nor refused again."""
+    """Whether it had its turn before: a worker refused it or was lost. It is neither queued nor refused again."""
 
     @property
     def request_id(self) -> RequestId:
@@ -104,7 +104,8 @@ class Rules:
     queues: bool = True
     """False: whatever is not refused goes at once, as in systems that queue at their workers."""
     reconsiders: bool = True
-    """Decide anew when a request's turn comes. Not for policies that choose differently each time they are asked."""
+    """Whether to decide again when a request's turn comes. Not for policies that choose differently each time they are
+    asked."""
     slo_ttft_s: float | None = None
     """Time within which every first token has to come."""
     most_queued: int = 10_000

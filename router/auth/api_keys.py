@@ -51,7 +51,7 @@ class KeyEntry:
     expires: str | None = None
     """End of its validity in ISO 8601, in UTC unless it names a time zone. None: never."""
     operator: bool = False
-    """It opens the console, which shows requests of all tenants and acts on workers."""
+    """Whether it opens the console, which shows requests of all tenants and acts on workers."""
     disabled: bool = False
 
     def __post_init__(self) -> None:

@@ -49,7 +49,7 @@ class AuthContext:
     marks: Callable[[str], Mark] = lambda tenant: unmarked
     """Marks a stream's name as a tenant's: no other tenant can resume it, or make such a name."""
     is_operator: bool = False
-    """It may see and do what the console can."""
+    """Whether it may see and do what the console can."""
 
     def tenant_of(self, named: str, field: str) -> str:
         """Returns the tenant. Raises InvalidRequest where the key names another than the client, or its gateway,
@@ -66,7 +66,7 @@ ANONYMOUS = AuthContext()
 
 class Authenticator(Protocol):
     takes_keys: bool
-    """Clients show an API key."""
+    """Whether clients show an API key."""
 
     def admit(self, authorization: str | None) -> AbstractContextManager[AuthContext]:
         """Lets one call in for as long as it takes. Raises InvalidApiKey or RateLimitExceeded."""

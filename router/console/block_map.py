@@ -1,4 +1,4 @@
-"""Finds where the blocks of a prompt lie: makes its tokens and hashes, and asks who holds how many of the first."""
+"""Finds where the blocks of a prompt are: tokenizes and hashes it, and looks up how much of it each worker holds."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from twostroke.kv_cache.block import extend_hashes, owner_salt
 from twostroke.kv_cache.tier import Tier
 
 MOST_SHOWN_BLOCKS = 512
-"""Blocks whose text is shown; for the others only a sum says where they lie."""
+"""Blocks whose text is shown. The others are only counted."""
 MOST_HOLDERS = 64
-"""Workers that are named, those with the longest prefix first."""
+"""Workers that are listed at most, those with the longest prefix first."""
 SHOWN_HASH_DIGITS = 16
 
 FIELDS: dict[str, type] = {
@@ -37,12 +37,12 @@ async def blocks_of(handler: RequestHandler, fields: dict[str, Any], auth: AuthC
     if bool(fields["prompt"]) == bool(fields["messages"]):
         raise InvalidRequest("name either a prompt or messages", field="prompt")
     check_request_id(fields["tenant"], "tenant")
-    facts, named = handler.dispatcher.facts, handler.named(fields["model"])
+    facts, named_model = handler.dispatcher.facts, handler.named(fields["model"])
     tokens, texts = await _tokenized(handler, fields, auth)
     salt = owner_salt(fields["tenant"], check_salt(fields["cache_salt"]) if fields["cache_salt"] else b"")
     public = handler.public.blocks_of(tokens, facts.block_size)
-    if named is not None:
-        salt, public = named.salted(salt), 0
+    if named_model is not None:
+        salt, public = named_model.salted(salt), 0
     hashes = await _hashed(tokens, facts.block_size, salt, public)
     held = handler.dispatcher.operations.holders(hashes)
     shown = range(min(len(hashes), MOST_SHOWN_BLOCKS))
@@ -54,8 +54,8 @@ async def blocks_of(handler: RequestHandler, fields: dict[str, Any], auth: AuthC
         "public_blocks": public,
         "rest_tokens": len(tokens) - len(hashes) * size,
         "blocks": [
-            {"hash": hashes[at].hex()[:SHOWN_HASH_DIGITS], "text": "".join(texts[at * size : (at + 1) * size])}
-            for at in shown
+            {"hash": hashes[block].hex()[:SHOWN_HASH_DIGITS], "text": "".join(texts[block * size : (block + 1) * size])}
+            for block in shown
         ],
         "rest_text": "".join(texts[len(hashes) * size :]) if len(hashes) <= MOST_SHOWN_BLOCKS else "",
         "holder_count": len(held),
@@ -64,7 +64,7 @@ async def blocks_of(handler: RequestHandler, fields: dict[str, Any], auth: AuthC
 
 
 async def _hashed(tokens: Sequence[int], block_size: int, salt: bytes, public_blocks: int) -> list[BlockHash]:
-    """Returns the hashes of all full blocks. Requests are served between its parts."""
+    """Returns the hashes of all full blocks. It lets other requests run from time to time."""
     hashes: list[BlockHash] = []
     step = HASHED_BLOCKS * block_size
     for end in range(step, len(tokens) + step, step):

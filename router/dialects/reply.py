@@ -39,7 +39,7 @@ class ErrorForm:
     statuses: Mapping[type[ServeError], int] = field(default_factory=dict)
     """HTTP statuses of errors where they are not those that `ServeError.http_status` says."""
     has_request_id: bool = False
-    """The body has the request's id, too, as `request_id`."""
+    """Whether the body has the request's id, too, as `request_id`."""
 
 
 class Reply(Protocol):

@@ -43,11 +43,11 @@ class Dialect:
     reply: MakeReply
     errors: ErrorForm
     is_resumable: bool = False
-    """A client can resume a stream at another router."""
+    """Whether a client can resume a stream at another router."""
     takes_bytes: bool = False
-    """Bytes may follow the JSON of a body; `parse` gets them in `BYTES_FIELD`."""
+    """Whether bytes may follow the JSON of a body; `parse` gets them in `BYTES_FIELD`."""
     clamps_length: bool = False
-    """Clients ask for more tokens than a context holds, and expect as many as fit."""
+    """Whether clients ask for more tokens than a context holds, and expect as many as fit."""
     body: Json = field(default_factory=dict)
     """Schema of a body, where no `Body` reads it."""
 

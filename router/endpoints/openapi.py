@@ -85,7 +85,7 @@ class ClientPage(NamedTuple):
     path: str
     page: Callable[[Request], Awaitable[Response]]
     is_open: bool = False
-    """It takes no key."""
+    """Whether it takes no key."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,12 +70,12 @@ class Fleet:
         Unless the supervisor says it, it is the first worker's, and all others must have the same.
         """
         self._is_told_fingerprint = False
-        """The supervisor says which weights requests go to, because workers change them one by one."""
+        """Whether the supervisor says which weights requests go to, because workers change them one by one."""
         self._named_in = named_in
         self.named_models: NamedModels = {}
         """Models that are served beside the one of all workers, by name, as the supervisor's last view says."""
         self._forms: dict[Role, KvForm] = {}
-        """Those of the first worker of each role; all others of the role must have the same."""
+        """Page form of the first worker of each role. All others of the role must have the same one."""
         self._config = config
         self._tokenizer = tokenizer_field(Path(config.model_dir)) if config.model_dir else None
         """The tokenizer with which this router makes tokens, as fingerprints say it; None for a paced model."""
@@ -89,7 +89,7 @@ class Fleet:
         """Latest epoch of every worker, also of those that are gone: an earlier epoch must not come back."""
         self._followers: dict[WorkerId, asyncio.Task[None]] = {}
         self._awaits_decode = False
-        """The supervisor lists a decode worker that is dead or starting: it will serve soon."""
+        """Whether the supervisor lists a decode worker that is dead or starting: it will serve soon."""
         self._changed = asyncio.Event()
         self._change_listeners: list[Callable[[], None]] = []
         self._report_listeners: list[Callable[[], None]] = []
@@ -153,7 +153,7 @@ class Fleet:
 
     @property
     def is_leaving(self) -> bool:
-        """Every decode worker drains and no other one is coming: no worker will take a request any more."""
+        """Whether every decode worker drains and no other one is coming: no worker will take a request any more."""
         return {w.status for w in self.decode_workers()} == {WorkerStatus.DRAINING} and not self._awaits_decode
 
     def worker(self, worker_id: WorkerId) -> Worker | None:

@@ -46,7 +46,7 @@ class TokenDelta(NamedTuple):
     proposals: Mapping[str, tuple[int, int]] = MappingProxyType({})
     """Drafted and kept tokens of the attempt by drafter, with its end."""
     is_recovered: bool = False
-    """A worker has computed them for another router, where a client has resumed its stream."""
+    """Whether a worker has computed them for another router, where a client has resumed its stream."""
 
 
 class TokenStream:
@@ -61,7 +61,7 @@ class TokenStream:
         self.number = 0
         """The worker's number of it, over the connection that has sent its latest entry."""
         self.is_complete = False
-        """The worker has ended it: there is nothing to close."""
+        """Whether the worker has ended it: there is nothing to close."""
         self._deltas: list[TokenDelta] = []
         """What has come before it is read."""
         self._take: Callable[[TokenDelta], None] = self._deltas.append

@@ -76,7 +76,7 @@ class WorkerLink:
         self.epoch = worker.epoch
         self.lost: PeerLost | None = None
         self.is_over = False
-        """The epoch has ended; otherwise it may be reached again, though this link is lost."""
+        """Whether the epoch has ended; otherwise it may be reached again, though this link is lost."""
         self._router_id = router_id
         self._metrics = metrics
         self._channel = PeerChannel(worker.address, membership)

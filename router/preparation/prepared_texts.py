@@ -112,4 +112,4 @@ class PreparedTexts:
 def _split(keys: bytes) -> list[bytes]:
     if len(keys) % KEY_BYTES:
         raise BrokenMessage(f"keys have {KEY_BYTES} bytes each")
-    return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
+    return [keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]

@@ -280,8 +280,8 @@ class _Child:
     async def _write(self, data: bytes, body: bytes = b"") -> None:
         self._stdin.write(HEADER.pack(len(data), len(body)))
         for whole in (memoryview(data), memoryview(body)):
-            for at in range(0, len(whole), PIECE_BYTES):  # a copy of all of it would take milliseconds at once
-                self._stdin.write(whole[at : at + PIECE_BYTES])
+            for start in range(0, len(whole), PIECE_BYTES):  # a copy of all of it would take milliseconds at once
+                self._stdin.write(whole[start : start + PIECE_BYTES])
                 await self._stdin.drain()
 
     async def _read(self) -> bytes:

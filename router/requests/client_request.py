@@ -111,7 +111,7 @@ class AnswerRequest(Body):
 
     @property
     def has_parts(self) -> bool:
-        """Events of its answers have parts: a parser takes their text apart."""
+        """Whether events of its answers have parts: a parser takes their text apart."""
         return any(prompt.parsing is not None for prompt in self.token_prompts)
 
 
@@ -124,13 +124,14 @@ class ClientRequest:
     point: StreamPoint
     """The stream of its output, and what the client has of it already."""
     is_resumable: bool = False
-    """The client gets with every message what it needs to resume the stream at another router."""
+    """Whether the client gets with every message what it needs to resume the stream at another router."""
     is_id_drawn: bool = False
-    """The request id is this router's own, which no other client can guess."""
+    """Whether the request id is this router's own, which no other client can guess."""
     may_rename: bool = False
-    """Take another id where an open request has this one, instead of refusing: proxies repeat theirs on retries."""
+    """Whether to take another id where an open request has this one, instead of refusing: proxies repeat theirs on
+    retries."""
     clamps_length: bool = False
-    """A client that asks for more tokens than fit after its prompt gets as many as fit, instead of an error."""
+    """Whether a client that asks for more tokens than fit after its prompt gets as many as fit, instead of an error."""
     deadline_s: float | None = None
     """Seconds since the Unix epoch."""
     tenant: str = ""

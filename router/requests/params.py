@@ -107,7 +107,7 @@ class AnswerOptions(Body):
     """Tokens whose logprobs are wanted instead of those of the likeliest."""
     prompt_logprobs: Integer | None = None
     is_prompt_only: bool = False
-    """No token of the answer is shown: one is drawn and dropped. Clients do not send it."""
+    """Whether no token of the answer is shown: one is drawn and dropped. Clients do not send it."""
     seed: Integer | None = None
     stop: Strings = ()
     stop_token_ids: TokenIds = ()

@@ -61,7 +61,7 @@ class _OpenIds:
     parts: tuple[str, ...]
     """Ids of its prompts at the dispatcher."""
     is_id_enough: bool
-    """The request's id is enough to abort it."""
+    """Whether the request's id is enough to abort it."""
 
 
 class RequestHandler:

@@ -289,4 +289,4 @@ class _Prompt:
     parent: ParentRequest
     choices: dict[int, _Choice]
     waits: bool = False
-    """Tokens of it wait for their turn, or for the client: what comes now must not overtake them."""
+    """Whether tokens of it wait for their turn, or for the client: what comes now must not overtake them."""

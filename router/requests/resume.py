@@ -62,7 +62,7 @@ class StreamPoint:
     """What was sent of every choice of every prompt."""
     is_complete: bool = False
     weights: AnswerWeights = field(default_factory=AnswerWeights, compare=False)
-    """Those that answer, once it is known which."""
+    """Weights that compute the answer, once it is known which."""
     mark: Mark = field(default=unmarked, compare=False, repr=False)
 
     @classmethod

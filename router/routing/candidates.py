@@ -60,7 +60,7 @@ BY_QUEUE = LoadKind(
     lambda worker: (worker.computes_until_s, -worker.load.pages_free),
     lambda worker, need, _: (need.queue_s(worker), -worker.load.pages_free),
 )
-"""Those that would begin a prompt soonest; of idle ones those with free pages, where nothing has to be evicted."""
+"""Workers that would begin a prompt soonest. Of idle ones, those with most free pages, which need not evict."""
 BY_STREAMS = LoadKind(
     lambda worker: (worker.load.waiting, worker.load.running, worker.load.pages_active),
     lambda worker, _, reservations: (
@@ -69,7 +69,7 @@ BY_STREAMS = LoadKind(
         worker.load.pages_active,
     ),
 )
-"""Those whose steps are shortest."""
+"""Workers whose steps are shortest."""
 
 
 class Candidates:

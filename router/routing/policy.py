@@ -185,9 +185,9 @@ class Forecast:
     load_s: float = 0.0
     """Seconds that the worker that computes loads from its own lower tiers, without waiting for others' loads."""
     peer_load_s: float = 0.0
-    """The same at the peer, for what it sends."""
+    """Seconds that the peer loads from its own lower tiers, for what it sends."""
     decode_load_s: float = 0.0
-    """The same at the decode worker, in addition to its pull from the page source."""
+    """Seconds that the decode worker loads from its own lower tiers, in addition to its pull from the page source."""
 
     @property
     def own_s(self) -> float:

@@ -131,9 +131,9 @@ class _WorkerMasks:
 
     def of(self, mask: Mask) -> list[WorkerId]:
         workers: list[WorkerId] = []
-        for place, byte in enumerate(mask.to_bytes((mask.bit_length() + 7) // 8, "little")):
+        for index, byte in enumerate(mask.to_bytes((mask.bit_length() + 7) // 8, "little")):
             if byte:
-                workers.extend(self._by_byte.get((place, byte)) or self._spell_out(place, byte))
+                workers.extend(self._by_byte.get((index, byte)) or self._spell_out(index, byte))
         return workers
 
     def _spell_out(self, place: int, byte: int) -> tuple[WorkerId, ...]:

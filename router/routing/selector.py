@@ -40,7 +40,7 @@ class RoutingParams:
     tenant: str = ""
     """Tenants take turns where requests wait."""
     takes_converted: bool = True
-    """It may be served by pages that were converted from another form."""
+    """Whether it may be served by pages that were converted from another form."""
     cache_key: bytes = b""
     """Digest of the client's hint which requests have prefixes in common; empty without one. It says nothing about who
     shares blocks."""

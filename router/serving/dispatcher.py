@@ -139,7 +139,7 @@ class RouterCore:
 
     @property
     def knows_decode_worker(self) -> bool:
-        """A decode worker is there, though it may be silent since a moment, or drain."""
+        """Whether a decode worker is there, though it may have become silent just now, or drain."""
         return self._fleet.knows_decode_worker
 
     async def generate(

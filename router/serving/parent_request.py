@@ -70,13 +70,13 @@ class ParentRequest:
     """Choices that the client asked for."""
     routing: RoutingParams = RoutingParams()  # noqa: RUF009  # frozen
     siblings: Siblings = Siblings()  # noqa: RUF009  # frozen
-    """Those of the first choice."""
+    """Siblings of the first choice: the choices of the same client request."""
     resumptions: int = 0
     """How often a client has resumed this stream; if ever, decode workers may still have it."""
     ended_choices: frozenset[int] = frozenset()
     """Choices whose end the client has: nothing is wanted of them."""
     is_resumable: bool = False
-    """The client can resume it at another router."""
+    """Whether the client can resume it at another router."""
     weights: AnswerWeights = field(default_factory=AnswerWeights, compare=False)
     """The weights that answer, once a token has come; all prompts of a client's request share them."""
     trace: TraceContext | None = None

@@ -51,7 +51,7 @@ class PromptHasher:
                 await asyncio.sleep(0)
             if known is not None:
                 reused += SPAN_BLOCKS
-                hashes += (BlockHash(known[at : at + HASH_BYTES]) for at in range(0, len(known), HASH_BYTES))
+                hashes += (BlockHash(known[start : start + HASH_BYTES]) for start in range(0, len(known), HASH_BYTES))
                 continue
             extend_packed_hashes(hashes, span, block_size, request.salt, request.public_blocks)
             self._known.put(tenant, key, b"".join(hashes[-SPAN_BLOCKS:]))

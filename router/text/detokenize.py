@@ -128,7 +128,7 @@ class OutputText:
         self.tokens = 0
         """Tokens so far."""
         self.is_stopped = False
-        """A stop string was found: nothing more belongs to the output."""
+        """Whether a stop string was found: nothing more belongs to the output."""
 
     parts = None
     """No parser takes the text apart."""

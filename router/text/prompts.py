@@ -22,27 +22,27 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function
 class TextPrompt:
     text: str
     split_special_tokens: bool = False
-    """Special tokens written in `text` are ordinary text, as under this name in transformers."""
+    """Whether special tokens written in `text` are ordinary text, as under this name in transformers."""
     keep_s: float | None = None
-    """Keep its blocks that long."""
+    """Seconds to keep its blocks in the cache. None: as usual."""
     add_special_tokens: bool = True
-    """The tokens begin with those that the tokenizer puts before a text, such as one for its beginning."""
+    """Whether the tokens begin with those that the tokenizer puts before a text, such as a begin-of-sequence token."""
     suffix: str = ""
     """What follows the answer: the model fills in what is between."""
     is_echoed: bool = False
-    """The answer begins with the prompt's text."""
+    """Whether the answer begins with the prompt's text."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
     ids: Sequence[int]
     is_chat: bool = False
-    """The ids are those of rendered messages."""
+    """Whether the ids are those of rendered messages."""
     hints: tuple[TokenHint, ...] = ()
     parsing: Parsing | None = None
-    """How its answers are taken apart. None: they are text."""
+    """How its answers are parsed into reasoning, calls and text. None: they are text."""
     is_echoed: bool = False
-    """The answer begins with the prompt's text."""
+    """Whether the answer begins with the prompt's text."""
     text: str = ""
     """Its text, where it is echoed and has been prepared."""
 
@@ -57,7 +57,7 @@ class ChatPrompt:
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tools that the model may know of; templates that take no tools leave them out."""
     tool_use: ToolUse | None = None
-    """How they may be called. None: calls in the answer are text."""
+    """How the tools may be called. None: calls in the answer are text."""
     hints: tuple[MessageHint, ...] = ()
     template: str = ""
     """Name of the chat template. Empty: the one for tools where there are some, or the default."""

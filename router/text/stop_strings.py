@@ -78,7 +78,7 @@ class StopScanner:
         self._held = ""
         """Text held back: as many characters as `_node` is deep."""
         self.is_stopped = False
-        """A stop string was found: this is the end of the output."""
+        """Whether a stop string was found: this is the end of the output."""
         self.found: str | None = None
         """The stop string that was found."""
 

@@ -147,7 +147,7 @@ class StreamEvent:
     id_count: int | None
     """Tokens in it, where the server sends ids along."""
     is_last: bool
-    """It says why the answer ended."""
+    """Whether it says why the answer ended."""
     usage: ReportedUsage | None
     error: Failure | None
 

@@ -59,7 +59,7 @@ class Target:
 
     @property
     def sends_text(self) -> bool:
-        """Chat messages hold words, never token ids."""
+        """Whether chat messages hold words, never token ids."""
         return self.text or self.chat
 
     @property

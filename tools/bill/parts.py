@@ -25,7 +25,7 @@ class BilledPart:
     """Tables of its own, each with its title."""
     notes: tuple[str, ...] = ()
     are_roles_unlike: bool = False
-    """Workers of the two roles take different memory."""
+    """Whether workers of the two roles take different memory."""
 
 
 def size(size_bytes: float) -> str:

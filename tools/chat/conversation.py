@@ -24,7 +24,7 @@ class CommandReply:
 
     text: str = ""
     leaves: bool = False
-    """The command ends the conversation."""
+    """Whether the command ends the conversation."""
 
 
 class Conversation:

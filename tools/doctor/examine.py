@@ -89,7 +89,7 @@ def _chat_of(endpoint: ChatEndpoint, tokens: int, most_tokens: int) -> str:
     mark = f"Canary {secrets.token_hex(8)}:"
     count = tokens
     while count > 1:
-        text = " ".join((mark, *(WORDS[at % len(WORDS)] for at in range(count))))
+        text = " ".join((mark, *(WORDS[index % len(WORDS)] for index in range(count))))
         if len(endpoint.tokenize(text)) <= most_tokens:
             return text
         count //= 2

@@ -71,7 +71,7 @@ class Facts:
     policy: str | None
     """The policy that placed the chats; None where it is not known."""
     is_blind: bool
-    """The policy does not ask which worker holds which blocks."""
+    """Whether the policy does not ask which worker holds which blocks."""
     workers: tuple[WorkerFacts, ...]
     first: SentChat
     second: SentChat

@@ -89,10 +89,10 @@ class FleetFlags(Settings):
     host_cache_bytes: int | None = setting_of(CacheConfig, "host_cache_bytes", default=None, zero=None)
     disk_cache_bytes: int | None = setting_of(CacheConfig, "disk_cache_bytes", default=None, zero=None)
     host_page_s: float | None = setting(
-        None, flag="--host-page-s", above=0, unit="SECONDS", help="time to bring up one page from host memory"
+        None, flag="--host-page-s", above=0, unit="SECONDS", help="time to load one page from host memory"
     )
     disk_page_s: float | None = setting(
-        None, flag="--disk-page-s", above=0, unit="SECONDS", help="time to bring up one page from disk"
+        None, flag="--disk-page-s", above=0, unit="SECONDS", help="time to load one page from disk"
     )
 
     def model_post_init(self, _context: Any) -> None:
@@ -158,7 +158,7 @@ class FleetFlags(Settings):
 
 
 class LinkedFleetFlags(FleetFlags):
-    """The same with the network between the workers."""
+    """Flags of a simulated fleet, with those of the network between its workers."""
 
     bandwidth: float | None = setting(None, above=0, unit="GB/S", help="of each worker's network, in and out")
 

@@ -29,7 +29,7 @@ class Trial:
     rate_scale: float = 1.0
     peer_pulls: bool = True
     holds: bool = False
-    """Requests wait in routers for their turn, as live ones let them, and not at their workers."""
+    """Whether requests wait in routers for their turn, as live ones let them, and not at their workers."""
 
 
 COLLECT_AT = 200_000

@@ -22,7 +22,7 @@ class Point(enum.StrEnum):
     ROUTER_FIRST_TOKEN = "router.first_token"
     """A first token has arrived; the client has not been told."""
     ROUTER_TOKEN = "router.token"
-    """The same of any later token."""
+    """A later token has arrived; the client has not been told."""
     ROUTER_FINISHED = "router.finished"
     """The last word has arrived; the client has not been told."""
     ROUTER_CLOSING = "router.closing"

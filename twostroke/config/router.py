@@ -21,7 +21,7 @@ class RouterConfig(Settings):
     """Descriptor of the HTTP endpoint's listening socket, if the process that starts the router keeps the socket over
     its restarts. Old and new then share the gRPC port too."""
     is_restart: bool = False
-    """A router before this one may still serve: listen only once there are workers (or after a while)."""
+    """Whether a router before this one may still serve: listen only once there are workers (or after a while)."""
     fleet_address: str = ""
     """host:port of the supervisor's Fleet service."""
     peer_host: str = setting(
@@ -66,7 +66,7 @@ class RouterConfig(Settings):
     )
     """Kubernetes kills after thirty, unless it is told otherwise. A launcher kills sooner, and says so."""
     owns_log_file: bool = False
-    """Standard error is a file of this router only. The router begins it anew when it is large."""
+    """Whether standard error is a file of this router only. The router begins it anew when it is large."""
 
 
 class RouterCommand(Settings):

@@ -42,13 +42,13 @@ class Setting:
     default_text: str | None = None
     """How help shows the default. None: the value itself."""
     is_hidden: bool = False
-    """No flag and no key: only code and tests choose it."""
+    """Whether only code and tests choose it: it has no flag and no key."""
     is_size: bool = False
-    """Bytes that people write as 2GiB."""
+    """Whether it is a number of bytes, which people write as 2GiB."""
     is_path: bool = False
-    """A path that is made absolute: other processes do not stand where the user stands."""
+    """Whether it is a path, which is made absolute: other processes have other working directories."""
     commas: bool = False
-    """Several words with commas between them. A list without `commas` is a flag that is repeated."""
+    """Whether it is several words with commas between them. A list without `commas` is a flag that is repeated."""
     least: int | None = None
     zero: str | None = None
     """What 0 means."""

@@ -51,7 +51,7 @@ class WorkerConfig(Settings):
     role: Role = Field(strict=False)
     worker_id: str
     flexible: bool = False
-    """It may become the other role without a new process: it loads what either needs."""
+    """Whether it may become the other role without a new process: it loads what either needs."""
     incarnation: int = 1
     """The supervisor issues it; a higher one is a later epoch of the same worker."""
     host: str = "127.0.0.1"

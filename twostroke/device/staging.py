@@ -20,7 +20,7 @@ BUFFERS = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolPart:
-    """The same part of every page, on one device; all of each page where there is one part."""
+    """One part of every page, on one device. It is the whole page where there is only one part."""
 
     memory: torch.Tensor
     """uint8 [bytes]: parts of pages, as `layout` says."""

@@ -28,7 +28,8 @@ class EngineThread:
         self.profiler = profiler or Profiler()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=THREAD_NAME, initializer=_show_name)
         self.is_lost = False
-        """Nobody waits for it any more: it may never come back from the step in flight. Its process is about to end."""
+        """Whether nobody waits for it any more: it may never come back from the step in flight. Its process is about to
+        end."""
 
     def start(self, batch: Batch) -> asyncio.Future[StepResult]:
         """Starts a step. The step is under way when this returns."""

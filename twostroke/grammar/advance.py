@@ -55,7 +55,7 @@ class Advance:
     failed: SampledToken | None = None
     """The token, if any, at which the answer has failed."""
     is_done: bool = False
-    """The state belongs to its sequence again. Nothing else may be read before."""
+    """Whether the state belongs to its sequence again. Nothing else may be read before."""
 
     @property
     def is_slow(self) -> bool:

@@ -73,7 +73,7 @@ class GrammarState:
         self.latest_s = 0.0
         """Processor time of the latest advance (`twostroke.grammar.advance`)."""
         self.is_slow = False
-        """An advance took longer than grammars should. It stays so."""
+        """Whether an advance took longer than grammars should. It stays so."""
 
     @property
     def mask(self) -> Mask:

@@ -44,9 +44,9 @@ class Layout:
     offset: int = 0
     """What is subtracted from every code. Codes of 8 bits are signed and have none."""
     is_fp4: bool = False
-    """Codes name numbers of FP4 (E2M1). They count in halves."""
+    """Whether codes name numbers of FP4 (E2M1). They count in halves."""
     is_fp8: bool = False
-    """Codes are numbers of FP8 (E4M3)."""
+    """Whether codes are numbers of FP8 (E4M3)."""
 
     def __post_init__(self) -> None:
         assert self.scales in SCALES, "a kind that the kernels know"
@@ -123,7 +123,7 @@ DEVICE_MINS: Final = {
     "signed zero": "float32",
     "uint8": "float32",
 }
-"""The same of mins, which are products where the file has codes of zero."""
+"""Dtype of mins on a device, which are products where the file has codes of zero."""
 
 
 def device_bits(layout: Layout) -> int:

@@ -27,9 +27,9 @@ def gather_kv(
     """
     begin, end = first // pool.block, -(-context_len // pool.block)
     pages = pool.read(block_table[begin:end].long(), layer)
-    seen = pages.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : context_len - begin * pool.block].to(dtype)
-    # seen: [2, kv_heads, tokens, head_dim] of K and V, or [1, ...] of latents, whose values are a part of the keys
-    k, *values = functional.pad(seen, (0, 0, begin * pool.block, 0)) if begin else seen
+    stored = pages.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : context_len - begin * pool.block].to(dtype)
+    # stored: [2, kv_heads, tokens, head_dim] of K and V, or [1, ...] of latents, whose values are a part of the keys
+    k, *values = functional.pad(stored, (0, 0, begin * pool.block, 0)) if begin else stored
     return k, values[0] if values else k[..., : pool.value_dim]
 
 
@@ -107,7 +107,7 @@ def paged_attention(
 
 
 def rotate_end(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Applies rope to the last numbers of x [T, heads, D], as many as there are cosines and sines for."""
+    """Applies rope to the last dimensions of x [T, heads, D]: two for each cosine."""
     rope_dim = 2 * cosines.shape[-1]
     if rope_dim == x.shape[-1]:
         return rotate(x, cosines, sines)
@@ -134,8 +134,9 @@ def span_attention(
     plan: object = None,
     sinks: torch.Tensor | None = None,
 ) -> None:
-    """Writes attention of the spans' rows of q [T, heads, D] into the same rows of out. Any cut into spans gives the
-    same.
+    """Writes attention of the spans' rows of q [T, heads, D] into the same rows of out.
+
+    The result does not depend on how the rows are cut into spans.
     """
     for sequence, first, rows, context in spans.fields.tolist():
         positions = torch.arange(context - rows, context, dtype=torch.int32)

@@ -23,8 +23,8 @@ HASH_SCHEME = "blake2b-128/tokens-u32le/v2"
 
 _KEY = b"twostroke.block.v1"
 _ROOT, _SALTED, _OWNER, _EXACT = b"root", b"salted", b"owner", b"exact"
-"""These keep roots, salted parents and salts apart from blocks: a client that chooses the content of one must not
-be able to produce the hash of another client's block."""
+"""Domain separators keep roots, salted parents and salts apart from blocks: a client that chooses the content of one
+must not be able to produce the hash of another client's block."""
 
 
 @functools.cache

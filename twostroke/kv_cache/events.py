@@ -62,9 +62,9 @@ class EventBatch:
     digest: bytes
     """Digest of that set (see `digest_term`)."""
     snapshot: bool = False
-    """`stored` is the whole set; the reader forgets what it knew."""
+    """Whether `stored` is the whole set; the reader forgets what it knew."""
     cleared: bool = False
-    """`stored` is the whole set, but the batch follows the one before it like any other."""
+    """Whether `stored` is the whole set, but the batch follows the one before it like any other."""
     further: tuple[TierChange, ...] = ()
     """Changes of the lower tiers, and of further page groups."""
     published_s: float = 0.0
@@ -72,7 +72,7 @@ class EventBatch:
     part: int = 0
     """Number of this part of a batch that comes in several."""
     more: bool = False
-    """Another part follows."""
+    """Whether another part follows."""
 
     @property
     def changes(self) -> tuple[TierChange, ...]:

@@ -99,8 +99,8 @@ class JointForm:
         of_range = replace(shape, kv_heads=shape.kv_heads // ranges)
         part_bytes = self.inner.page_bytes(of_range)
         return tuple(
-            replace(part, first_byte=part.first_byte + at * part_bytes, first_head=at * of_range.kv_heads)
-            for at in range(ranges)
+            replace(part, first_byte=part.first_byte + index * part_bytes, first_head=index * of_range.kv_heads)
+            for index in range(ranges)
             for part in self.inner.parts(of_range)
         )
 
@@ -154,7 +154,7 @@ class Conversion:
     target: KvForm
     shape: PageShape
     has_pieces: bool
-    """Native kernels order the numbers: `twostroke/kernels/cpu/native/page.h`."""
+    """Whether native kernels order the numbers: `twostroke/kernels/cpu/native/page.h`."""
     key_centers: npt.NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
     """[layers, kv_heads, head_dim]: what keys of forms with one scale per token lack; None where they lack nothing."""
     further: tuple[Conversion, ...] = ()

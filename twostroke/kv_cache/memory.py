@@ -67,7 +67,7 @@ class Pages(abc.ABC):
     generations: npt.NDArray[np.uint64]
     """Generations of all pages, always in host memory."""
     _counts: memoryview | None = None
-    """The same memory, where Python counts on faster than with numpy's scalars."""
+    """Another view of `generations`, which Python increments faster than numpy's scalars."""
 
     @abc.abstractmethod
     def access(self, batch_pages: int) -> PageAccess:

@@ -60,7 +60,7 @@ class FileVersions:
 
     directory: Path
     files: tuple[FileVersion, ...]
-    """Those that anything is read from, by path."""
+    """Versions of the files that anything is read from, by path."""
     names: tuple[str, ...] | None = None
     """The names of those files; None for all that are read from."""
     field: str = "model"

@@ -57,7 +57,7 @@ class AnswerRecord:
     drafted_tokens: dict[str, int] = field(default_factory=dict)
     """Drafted tokens that were run, by drafter. These and `kept_tokens` are of the attempt that ended the answer."""
     kept_tokens: dict[str, int] = field(default_factory=dict)
-    """Those of them that the sampler drew too."""
+    """Drafted tokens that the sampler drew too, by drafter."""
     instants: dict[str, float] = field(default_factory=dict)
     """Unix time of each instant (twostroke.base.lifetime.Instant)."""
 
@@ -65,7 +65,7 @@ class AnswerRecord:
     def block_hashes(self) -> tuple[int, ...]:
         """`blocks` as numbers."""
         digits = 2 * LOGGED_HASH_BYTES
-        return tuple(int(self.blocks[at : at + digits], 16) for at in range(0, len(self.blocks), digits))
+        return tuple(int(self.blocks[start : start + digits], 16) for start in range(0, len(self.blocks), digits))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,7 +74,8 @@ class PageForm:
     check_shape: Callable[[PageShape], None] = takes_any_shape
     """Raises ConfigError for blocks and heads that this form does not take."""
     spans_block: bool = False
-    """Scales span the tokens of a block: it is stored when its last token is there, and its own tokens see it exact."""
+    """Whether scales span the tokens of a block: it is stored when its last token is there, and its own tokens see it
+    exact."""
     stores_latents: bool = False
     """Whether pages of latents may have this form."""
     may_have_exact_layers: bool = False

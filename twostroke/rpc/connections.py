@@ -125,7 +125,7 @@ class Connections:
         too_many = len(seen) - self.most
         if too_many <= 0:
             return []
-        places = {_peer_of(name): place for place, name in enumerate(self._known, 1)}
+        places = {_peer_of(name): index for index, name in enumerate(self._known, 1)}
         busy = {_peer_of(name) for name, calls in self._known.items() if calls}
         idle = [each for each in seen if each.peer not in busy]
         idle.sort(key=lambda each: (each in self._admitted, places.get(each.peer, 0), each.since_s, each.inode))

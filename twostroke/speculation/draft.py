@@ -14,7 +14,7 @@ class Proposal(NamedTuple):
     kind: str
     """A drafter's name and, after a space, what it went by: proposals of one kind are right about equally often."""
     is_certain: bool = False
-    """The sampler will draw each of them, because no other token may come."""
+    """Whether the sampler will draw each of them, because no other token may come."""
 
 
 @dataclass(frozen=True, slots=True)

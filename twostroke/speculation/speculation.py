@@ -15,7 +15,7 @@ from twostroke.speculation.drafters import ModelDrafter
 PRIOR = 0.5
 """Chance of a token of a kind that was never tried."""
 PRIORS = {DRAFT_MODEL: 0.7}
-"""The same for kinds that begin higher: an operator names a draft model because it often agrees."""
+"""Chance of an untried token of kinds that begin higher: a draft model is configured because it often agrees."""
 PRIOR_WEIGHT = 4.0
 """Tokens that the prior chance counts for."""
 MEMORY = 512.0

@@ -27,7 +27,7 @@ class Pull(Transfer):
     """Wakes the copying thread if it is busy with this pull."""
     ended: Future[TransferResult] = field(default_factory=Future)
     unwanted: bool = False
-    """Set once by the event loop: the copying thread starts no further page."""
+    """Whether nobody wants the pages any more. Only the event loop sets it. The copying thread then starts no page."""
 
 
 class PullTally:

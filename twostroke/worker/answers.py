@@ -28,7 +28,7 @@ class AnswerFeature:
     reader: TokenReader | None = None
     proposer: Proposer | None = None
     computes_all = False
-    """The answer's sequence computes its whole prompt itself."""
+    """Whether the answer's sequence computes its whole prompt itself."""
     forced_run: Callable[[int], ListOf[int]] | None = None
     """Finds tokens that are sure to come next. None: they become known without being proposed, or none is sure."""
 

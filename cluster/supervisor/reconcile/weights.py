@@ -26,7 +26,8 @@ class LoadedWorker:
     checkpoint: Checkpoint | None
     """None while it does not serve."""
     has_no_room: bool = False
-    """Ray has had no node for its process for so long that others continue. It will begin with the wanted weights."""
+    """Whether Ray has had no node for its process for so long that others continue. It will begin with the wanted
+    weights."""
 
 
 def has_enough(workers: Sequence[LoadedWorker], role: Role, wanted: Checkpoint) -> bool:

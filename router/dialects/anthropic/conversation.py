@@ -30,7 +30,7 @@ class ConversationBuilder:
         self._turns: list[list[dict[str, Any]]] = []
         """Messages so far, those that are one turn together. They are joined once: that copies their texts."""
         self.had_billing_header = False
-        """A billing header was taken out."""
+        """Whether a billing header was taken out."""
         self._hints: list[MessageHint] = []
         self._tools: dict[str, str] = {}
         """Names of the tools that were called, by the call's id."""
@@ -45,7 +45,7 @@ class ConversationBuilder:
 
     @property
     def goes_on(self) -> bool:
-        """The last message is the beginning of the answer."""
+        """Whether the last message is the beginning of the answer."""
         last = self._turns[-1] if self._turns else []
         return bool(last) and last[0]["role"] == "assistant" and not any("tool_calls" in each for each in last)
 

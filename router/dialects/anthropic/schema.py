@@ -33,7 +33,7 @@ _HARMLESS: Mapping[str, Callable[[Any], bool]] = {
 """Fields whose effect is not offered here, and the values that ask for none. Other unknown fields are ignored."""
 
 _CHOICES: Mapping[str, str] = {"auto": "auto", "any": "required", "none": "none"}
-"""Types of choices of tools, as OpenAI's API says them."""
+"""The `tool_choice` of OpenAI's API by the type that Anthropic's API has for it."""
 
 _THINKS: Mapping[str, bool] = {"enabled": True, "adaptive": True, "disabled": False}
 _THINKING_VARIABLES = ("enable_thinking", "thinking")
@@ -43,7 +43,7 @@ OTHER_OPTIONS = (
     *("n", "max_completion_tokens", "include_stop_str_in_output"),
     *("logprobs", "logprob_token_ids", "prompt_logprobs"),
 )
-"""Options of other dialects to which a message of this one has no answer: they are ignored, as all unknown fields."""
+"""Options of other dialects that messages of this one cannot answer. They are ignored, as all unknown fields are."""
 
 
 class _MessagesFields(Body):
@@ -116,7 +116,7 @@ class _Limits(Body):
 
     @property
     def length(self) -> Mapping[str, Any]:
-        """Returns options of the answer. Who wants no token of it wants its prompt in the cache."""
+        """Returns options of the answer. With `max_tokens` 0 the client only wants its prompt in the cache."""
         if self.max_tokens == 0:
             return {"is_prompt_only": True, "max_tokens": 1, "min_tokens": 0}
         return {"is_prompt_only": False}
@@ -192,7 +192,7 @@ def openai_tools(tools: Any) -> list[dict[str, Any]]:
 
 
 def openai_choice(choice: Any) -> str | dict[str, Any] | None:
-    """Returns the `tool_choice`. None: the client has not said."""
+    """Returns the `tool_choice` in the form of OpenAI's API. None: the client sent none."""
     if choice is None:
         return None
     kind = choice.get("type") if isinstance(choice, Mapping) else None

@@ -39,7 +39,8 @@ class ChoiceParts:
 
     @property
     def is_waited_for(self) -> bool:
-        """Its text is held back until more of it is known, and it has not ended: a response would say nothing."""
+        """Whether its text is held back until more of it is known, and it has not ended: a response would say
+        nothing."""
         return self.finish is None and not any(self.texts)
 
 

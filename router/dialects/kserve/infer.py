@@ -104,7 +104,7 @@ class InferReply:
 
     @property
     def is_waited_for(self) -> bool:
-        """A response would say nothing: text of a choice is held back until more of it is known."""
+        """Whether a response would say nothing: text of a choice is held back until more of it is known."""
         return all(choice.is_waited_for for choice in self._outputs.choices)
 
     def response(self) -> kserve_pb2.ModelInferResponse:

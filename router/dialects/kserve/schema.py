@@ -54,7 +54,7 @@ class KServeRequest(AnswerRequest):
     details: bool = False
     wants_empty_final: bool = False
     is_raw: bool = False
-    """Tensors come, and go, as bytes beside the message's outputs."""
+    """Whether tensors come, and go, as bytes beside the message's outputs."""
     binary_outputs: frozenset[str] = frozenset()
     """Over HTTP: outputs that go as bytes after the JSON."""
 
@@ -72,7 +72,7 @@ class Received:
     outputs: tuple[str, ...]
     """Outputs that the client named. Empty: those of its dialect."""
     as_tensors: bool
-    """Outputs have names and types, and come in Dynamo's dialect unless an input is of another."""
+    """Whether outputs have names and types, and come in Dynamo's dialect unless an input is of another."""
     streams: bool | None = None
     """The endpoint streams, or does not. None: an input says it."""
     is_raw: bool = False

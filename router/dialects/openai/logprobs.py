@@ -49,24 +49,24 @@ def echoed_logprobs(
     """Returns logprobs of the prompt as OpenAI's completions show them: none of the first token."""
     logprobs: list[float | None] = [None] * len(ids)
     tops: list[Json | None] = [None] * len(ids)
-    for place in range(len(scores or ())):
+    for index in range(len(scores or ())):
         assert scores is not None
-        own = logprobs[place + 1] = finite(scores.logprobs[place])
-        likeliest = {name(token): finite(logprob) for token, logprob in scores.top(place)[:top]}
-        tops[place + 1] = {**likeliest, name(ids[place + 1]): own}
+        own = logprobs[index + 1] = finite(scores.logprobs[index])
+        likeliest = {name(token): finite(logprob) for token, logprob in scores.top(index)[:top]}
+        tops[index + 1] = {**likeliest, name(ids[index + 1]): own}
     return completion_logprobs(text, name, ids, logprobs, tops, 0)
 
 
 def prompt_logprobs(text: Text, ids: Sequence[int], scores: PromptLogprobs | None, top: int) -> list[Json | None]:
     """Returns logprobs of the prompt as vLLM shows them: by token id, the prompt's own token first."""
     shown: list[Json | None] = [None] * len(ids)
-    for place in range(len(scores or ())):
+    for index in range(len(scores or ())):
         assert scores is not None
-        own = ids[place + 1]
-        entries = {own: _entry(text, own, scores.logprobs[place], scores.ordinals[place])}
-        for position, (token, logprob) in enumerate(scores.top(place)[:top], 1):
+        own = ids[index + 1]
+        entries = {own: _entry(text, own, scores.logprobs[index], scores.ordinals[index])}
+        for position, (token, logprob) in enumerate(scores.top(index)[:top], 1):
             entries.setdefault(token, _entry(text, token, logprob, position))
-        shown[place + 1] = {str(token): entry for token, entry in entries.items()}
+        shown[index + 1] = {str(token): entry for token, entry in entries.items()}
     return shown
 
 

@@ -70,7 +70,7 @@ OpenAI's servers and vLLM do."""
 class StreamOptions(Body):
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    """Every chunk says how many tokens its choice has so far, as in vLLM; only with `include_usage`."""
+    """Whether every chunk says how many tokens its choice has so far, as in vLLM; only with `include_usage`."""
 
 
 class OpenAIRequest(AnswerRequest):
@@ -82,9 +82,9 @@ class OpenAIRequest(AnswerRequest):
     best_of: Integer | None = None
     stream_options: StreamOptions = Field(default=StreamOptions(), strict=False)
     return_token_ids: bool = False
-    """The reply has the ids of the answer's tokens with their text, and those of the prompt once."""
+    """Whether the reply has the ids of the answer's tokens with their text, and those of the prompt once."""
     return_tokens_as_token_ids: bool = False
-    """Logprobs name tokens by their ids: `token_id:7`."""
+    """Whether logprobs name tokens by their ids: `token_id:7`."""
     include_reasoning: bool = True
     """False: what is read as reasoning is left out."""
     echo: bool = False

@@ -181,7 +181,7 @@ class ResponsesRequest(AnswerRequest):
 
     @property
     def encodes_reasoning(self) -> bool:
-        """The client sends reasoning back as `encrypted_content`."""
+        """Whether the client sends reasoning back as `encrypted_content`."""
         return REASONING_INCLUDED in self.include
 
 

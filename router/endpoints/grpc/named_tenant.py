@@ -38,9 +38,9 @@ def named_tenant(raw: bytes) -> str | None:
 def _number(raw: bytes, at: int) -> tuple[int, int]:
     """Returns a number of seven bits in each byte, and where it ends. Raises IndexError where it is none."""
     value = 0
-    for place in range(10):
-        byte = raw[at + place]
-        value |= (byte & 127) << 7 * place
+    for index in range(10):
+        byte = raw[at + index]
+        value |= (byte & 127) << 7 * index
         if byte < 128:
-            return value, at + place + 1
+            return value, at + index + 1
     raise IndexError("a number is too long")

@@ -160,8 +160,8 @@ class _Messages:
 
     def _prompt_logprobs(self, scores: PromptLogprobs) -> Iterator[inference_pb2.TokenLogprob]:
         (ids,) = self._prompts
-        for place, (token, logprob, position) in enumerate(zip(ids[1:], scores.logprobs, scores.ordinals, strict=True)):
-            top = [SampledToken(other, value) for other, value in scores.top(place)]
+        for index, (token, logprob, position) in enumerate(zip(ids[1:], scores.logprobs, scores.ordinals, strict=True)):
+            top = [SampledToken(other, value) for other, value in scores.top(index)]
             yield inference_pb2.TokenLogprob(
                 token_id=token,
                 token=token_text(self._text, token),

@@ -34,7 +34,7 @@ class TextEvent(NamedTuple):
     usage: Usage | None = None
     """Usage of the whole request, in its very last event."""
     is_sent: bool = False
-    """The client has it (but for the usage): the stream is resumed."""
+    """Whether the client has it (but for the usage): the stream is resumed."""
     parts: tuple[Part, ...] | None = None
     """What a parser made of the text so far, without what earlier events have. None: the request has no parser, and
     all is text."""
@@ -72,7 +72,7 @@ class Sink(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """All that was put has left, and what is put now can leave at once, by `flush`."""
+        """Whether all that was put has left, and what is put now can leave at once, by `flush`."""
 
     def put(self, event: TextEvent) -> None: ...
 

@@ -27,22 +27,22 @@ class ToolUse:
     """Which of its tools an answer may or must call."""
 
     must_call: bool = False
-    """The answer is one or more calls, without any text."""
+    """Whether the answer is one or more calls, without any text."""
     only: str | None = None
     """Name of the one tool that may be called. None: all may."""
     is_parallel: bool = True
-    """An answer may have several calls."""
+    """Whether an answer may have several calls."""
     keeps_arguments: bool = False
-    """Arguments are kept to the tools' schemas, where they can be, also if no tool is strict."""
+    """Whether arguments are kept to the tools' schemas, where they can be, also if no tool is strict."""
 
 
 class Unmarked(enum.StrEnum):
     """Which objects are calls that no mark announces, in formats that have a mark."""
 
     ANY = enum.auto()
-    """Those with the name of a tool, and with arguments."""
+    """Objects with the name of a tool, and with arguments."""
     PLAIN = enum.auto()
-    """Those that the grammar of an answer finds, too: the name first, in plain letters, and then an object."""
+    """Objects that the grammar of an answer finds, too: the name first, in plain letters, and then an object."""
     NONE = enum.auto()
 
 
@@ -71,7 +71,7 @@ class Framing:
 
     @property
     def is_full(self) -> bool:
-        """No more may be held: `give_up` then."""
+        """Whether no more may be held: `give_up` then."""
         return self._held_chars >= MAX_HELD
 
     @property

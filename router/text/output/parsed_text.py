@@ -23,7 +23,7 @@ class ParsedText:
         self.parts: tuple[Part, ...] = ()
         """Parts that the last call of `feed` or `flush` made certain."""
         self.is_stopped = False
-        """A stop string was found: nothing more belongs to the output."""
+        """Whether a stop string was found: nothing more belongs to the output."""
 
     @property
     def tokens(self) -> int:

@@ -50,7 +50,7 @@ class Parsing:
     tools: Tools = field(default_factory=dict)
     """Empty: calls are text."""
     is_reasoning_open: bool = False
-    """The prompt has begun the reasoning."""
+    """Whether the prompt has begun the reasoning."""
 
     unmarked: Unmarked = Unmarked.ANY
 

@@ -44,7 +44,7 @@ class OutputParser(Protocol):
 
     @property
     def has_calls(self) -> bool:
-        """A tool call has begun: the answer's finish reason is `tool_calls` where it would be `stop`."""
+        """Whether a tool call has begun: the answer's finish reason is `tool_calls` where it would be `stop`."""
 
     def feed(self, text: str) -> list[Part]:
         """Returns the parts that are certain after this piece of text."""

@@ -46,7 +46,7 @@ class Prose:
         self._emit = emit
         self._space = ""
         self.is_blank = True
-        """There was nothing but whitespace since the answer's beginning, or since the last call."""
+        """Whether there was nothing but whitespace since the answer's beginning, or since the last call."""
         self._follows_call = False
 
     def take(self, char: str) -> str:

@@ -20,11 +20,11 @@ class StructuredOutput:
     field: str
     """The client's field, for errors."""
     is_strict: bool = False
-    """Formats that cannot be kept to are refused, instead of being taken as notes."""
+    """Whether formats that cannot be kept to are refused, instead of being taken as notes."""
     has_whitespace: bool = True
-    """JSON may have whitespace between its parts."""
+    """Whether JSON may have whitespace between its parts."""
     is_open: bool = False
-    """Objects may have properties that their schema does not name, unless it forbids them."""
+    """Whether objects may have properties that their schema does not name, unless it forbids them."""
     otherwise: StructuredOutput | None = None
     """What is kept to instead where this cannot be: a wish of the client's that is not a promise."""
 

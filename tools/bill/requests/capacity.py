@@ -49,7 +49,7 @@ def least_recently_used(requests: RequestChains) -> LruHits:
     last = [-1] * requests.block_count
     stack = _Stack(len(requests.chains))
     begins, ends = [0], [0]
-    for at, chain in enumerate(requests.chains):
+    for index, chain in enumerate(requests.chains):
         for request, count in _runs(last, chain.blocks[: chain.looked_up]):
             above = stack.above(request)
             begins.append(above)
@@ -57,8 +57,8 @@ def least_recently_used(requests: RequestChains) -> LruHits:
         for request, count in _runs(last, chain.blocks):
             stack.add(request, -count)
         for block in chain.blocks:
-            last[block] = at
-        stack.add(at, chain.length)
+            last[block] = index
+        stack.add(index, chain.length)
     most = max(ends)
     rises = np.bincount(begins, minlength=most + 1) - np.bincount(ends, minlength=most + 1)
     gained = np.cumsum(rises)[:most]  # hits of the capacity c + 1 that the capacity c does not have
@@ -112,10 +112,10 @@ class Optimum:
         """Blocks in the pool by the request that uses them next: a prefix of that request's blocks once it comes."""
         farthest: list[int] = []
         total = found = 0
-        for at, (chain, next_uses) in enumerate(zip(self._chains, self._next_uses, strict=True)):
-            found += min(held[at], chain.looked_up)
-            total -= held[at]
-            held[at] = 0
+        for index, (chain, next_uses) in enumerate(zip(self._chains, self._next_uses, strict=True)):
+            found += min(held[index], chain.looked_up)
+            total -= held[index]
+            held[index] = 0
             for request, count in next_uses:
                 if not held[request]:
                     heapq.heappush(farthest, -request)

@@ -21,9 +21,9 @@ class Answers(enum.StrEnum):
     """What becomes of the pages of an answer."""
 
     NONE = "none"
-    """They are not kept: the pool of a prefill worker."""
+    """Pages of answers are not kept, as in the pool of a prefill worker."""
     KEPT = "kept"
-    """They stay in the pool, and no later prompt finds them: a replay, whose answers are new text."""
+    """Pages of answers stay in the pool, and no later prompt finds them: a replay, whose answers are new text."""
     FOUND = "found"
     """Prompts that continue a prompt and its answer find them, if they are long enough to hold the answer."""
     LOGGED = "logged"

@@ -170,7 +170,7 @@ def _know_prompts(workers: Sequence[WorkerRecord]) -> bool:
 
 
 def _page_s(workers: Sequence[WorkerRecord], tier: Tier) -> float | None:
-    """Returns the seconds to bring up one page, where a worker has such a tier."""
+    """Returns the seconds to load one page, where a worker has such a tier."""
     known = [seconds for worker in workers if (seconds := worker.tiers.get(tier.name.lower()))]
     return median(known) if known else None
 

@@ -107,7 +107,7 @@ class WorkerUse:
     prefill_s: float = 0.0
     """Busy seconds that were spent on prompt tokens."""
     prefill_span_s: float = 0.0
-    """The same until the last request arrived: what came after is the run fading out."""
+    """Busy seconds spent on prompt tokens before the last request arrived. After that the run fades out."""
     steps: int = 0
     prompt_tokens: int = 0
     """Prompt tokens that were computed."""

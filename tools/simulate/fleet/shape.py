@@ -84,9 +84,9 @@ class Faults:
 
 
 HOST_BYTES_PER_S = 25e9
-"""Rate at which pages come up from host memory where no seconds per page are known: that of a GPU's bus."""
+"""Rate of loading pages from host memory where no seconds per page are known: that of a GPU's bus."""
 DISK_BYTES_PER_S = 3e9
-"""The same from disk: that of one NVMe disk."""
+"""Rate of loading pages from disk where no seconds per page are known: that of one NVMe disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +96,10 @@ class TierShape:
     host_bytes: int = 0
     disk_bytes: int = 0
     host_page_s: float | None = None
-    """Seconds to bring up one page of a decode worker; None: its bytes at `HOST_BYTES_PER_S`."""
+    """Seconds to load one page of a decode worker; None: its bytes at `HOST_BYTES_PER_S`."""
     disk_page_s: float | None = None
     prefill_host_page_s: float | None = None
-    """The same of a prefill worker; None: by the bytes of its pages as on decode workers."""
+    """Seconds to load one page of a prefill worker; None: by the bytes of its pages, as on decode workers."""
     prefill_disk_page_s: float | None = None
     disk_write_bytes_per_s: float = 1e6 * CacheConfig().disk_write_mb_s
     """Budget of written bytes, as `--disk-write-mb-s` of a worker."""
@@ -176,7 +176,7 @@ class DraftShape:
         """Returns drafts of the greatest length, in a share of all steps. Each chance is that of one token to be right
         where those before it are. The last chance holds for all later tokens.
         """
-        chances = (acceptance[min(place, len(acceptance) - 1)] for place in range(MOST_DRAFTED))
+        chances = (acceptance[min(index, len(acceptance) - 1)] for index in range(MOST_DRAFTED))
         right = tuple(itertools.accumulate(chances, lambda all_of, one: all_of * one, initial=share))
         return cls(proposed=(share,) * MOST_DRAFTED, right=right[1:])
 
@@ -217,8 +217,8 @@ class FleetShape:
     step_target_s: float = USUAL_S
     """Target length of a decode worker's steps in which streams run."""
     local_prefill: bool = False
-    """Decode workers compute prompts that would wait at their page source, as live ones do by default. It is off here,
-    so that a policy's choices are what is seen."""
+    """Whether decode workers compute prompts that would wait at their page source, as real ones do by default. It is
+    off here, so that a policy's choices are what is seen."""
     max_num_seqs: int = ScheduleConfig().max_num_seqs
     """Most sequences that hold pages at once on one worker, as `--max-num-seqs`."""
     drafts: DraftShape | None = None
@@ -230,7 +230,7 @@ class FleetShape:
     heartbeat_s: float = PatienceConfig().heartbeat_s
     routers: int = 1
     routers_by_turn: bool = True
-    """Requests go to routers in turns, or at random."""
+    """Whether requests go to the routers round robin. Otherwise each goes to a random one."""
     delays: Delays = field(default_factory=Delays)
     faults: Faults = field(default_factory=Faults)
     slo_ttft_s: float | None = None
@@ -281,7 +281,7 @@ class FleetShape:
         return KvForm("prefill") if role is Role.PREFILL else KvForm("decode", "prefill")
 
     def tier_page_s(self, tier: Tier) -> float:
-        """Returns seconds to bring up one page from a lower tier."""
+        """Returns seconds to load one page from a lower tier."""
         if tier is Tier.HOST:
             return self.tiers.host_page_s or self.page_bytes / HOST_BYTES_PER_S
         return self.tiers.disk_page_s or self.page_bytes / DISK_BYTES_PER_S

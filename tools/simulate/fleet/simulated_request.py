@@ -35,11 +35,11 @@ class SimulatedRequest:
     peer_pages: int = 0
     """Pages that the computing worker got from a peer in this attempt."""
     has_begun: bool = False
-    """This attempt has its first token."""
+    """Whether this attempt has its first token."""
     heard_attempt: int = 0
     """The latest attempt that brought its router a token."""
     was_lost: bool = False
-    """Before it had its first token."""
+    """Whether its worker was lost before it had its first token."""
     wanted: GenerateRequest = field(init=False)
 
     def __post_init__(self) -> None:

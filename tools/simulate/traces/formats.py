@@ -61,11 +61,11 @@ class Format(Protocol):
 
     @property
     def first_is_header(self) -> bool:
-        """The first line is not a row."""
+        """Whether the first line is not a row."""
 
     @property
     def repeats_answers(self) -> bool:
-        """A row that begins with all blocks of an earlier one continues with the answer to that one."""
+        """Whether a row that begins with all blocks of an earlier one continues with the answer to that one."""
 
     def row(self, line: str, where: str) -> TraceRow | None:
         """Returns the row of a line. None: the line says something else."""

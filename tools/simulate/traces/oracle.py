@@ -43,12 +43,12 @@ def found_in_turns(trace: Trace, caches: Sequence[Cache]) -> list[int]:
     """Returns the tokens of every row that its cache has, where caches take turns: what round-robin finds if every
     request ends before its cache's next one."""
     found = []
-    for at, row in enumerate(trace.rows):
-        cache, blocks = caches[at % len(caches)], full_blocks(row, trace.block_tokens)
+    for index, row in enumerate(trace.rows):
+        cache, blocks = caches[index % len(caches)], full_blocks(row, trace.block_tokens)
         found.append(
             trace.block_tokens * next((n for n, block in enumerate(blocks) if block not in cache), len(blocks))
         )
-        cache.use(blocks, at)
+        cache.use(blocks, index)
     return found
 
 

@@ -25,7 +25,7 @@ class Trace:
     rows: tuple[TraceRow, ...]
     """Rows as they were recorded: `replayed` puts them in order."""
     repeats_answers: bool = False
-    """A row that begins with all blocks of an earlier one continues with the answer to that one."""
+    """Whether a row that begins with all blocks of an earlier one continues with the answer to that one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

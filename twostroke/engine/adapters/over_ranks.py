@@ -21,7 +21,7 @@ class OtherRankAdapters:
 
     slots: AdapterSlots
     prepared: dict[bytes, Any] = field(default_factory=dict)
-    """Those that no step uses yet, as they came."""
+    """Adapters that no step uses yet, as they came."""
 
     def take(self, digest: bytes) -> Any:
         """Returns what was prepared of an adapter.

@@ -24,7 +24,7 @@ def gumbel(seed: int, choice: int, position: int, tokens: torch.Tensor) -> torch
 
 
 def gumbel_rows(streams: torch.Tensor, count: int) -> torch.Tensor:
-    """Returns the same for the ids below `count` on the device of `streams` (int64 [rows], of `stream_of`): [rows,
+    """Returns Gumbel noise for the ids below `count` on the device of `streams` (int64 [rows], of `stream_of`): [rows,
     count].
 
     A device's logarithm may differ from the host's in the last bits; the numbers before it do not.
@@ -59,7 +59,7 @@ def _mix(z: int) -> int:
 
 
 def _mix_in_place(h: torch.Tensor) -> None:
-    """Does the same on int64 tensors. Their products wrap, and their right shift must be made logical."""
+    """Applies `_mix` to int64 tensors. Their products wrap, and their right shift must be made logical."""
     h ^= _shift_right(h, 30)
     h *= _signed(_MIX_1)
     h ^= _shift_right(h, 27)

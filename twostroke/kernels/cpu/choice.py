@@ -142,11 +142,11 @@ def trial_seconds(loaded: Sequence[Kernels]) -> dict[str, tuple[float, ...]]:
         least_s = [[math.inf] * len(each) for each in tasks]
         for turn in range(ROUNDS):
             for each, least in zip(tasks, least_s, strict=True):
-                for at, task in enumerate(each):
+                for index, task in enumerate(each):
                     started_s = time.perf_counter()
                     task()
                     if turn:
-                        least[at] = min(least[at], time.perf_counter() - started_s)
+                        least[index] = min(least[index], time.perf_counter() - started_s)
     return {kernels.variant: tuple(least) for kernels, least in zip(loaded, least_s, strict=True)}
 
 

@@ -106,8 +106,8 @@ class TorchGrouped:
     def combined(self, answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         grouped = answers.view(*weights.shape, -1)
         total = torch.zeros(len(weights), answers.shape[1], device=answers.device)
-        for place in range(weights.shape[1]):
-            total += weights[:, place, None] * grouped[:, place].float()
+        for index in range(weights.shape[1]):
+            total += weights[:, index, None] * grouped[:, index].float()
         return total
 
 

@@ -45,7 +45,7 @@ class PageRecord:
     """Number of holders."""
     writer: SessionId | None = None
     waiters: dict[PageWaiter, Part] | None = None
-    """Those that wait for an arriving page, each with what the page is for it."""
+    """Sequences and pulls that wait for an arriving page, each with the part that the page is for it."""
     depth: int = 0
     """Index of the block in its chain."""
     last_used: int = 0

@@ -37,7 +37,7 @@ class Pin:
     tenant: str = ""
     """Tenant that it serves; empty: those without one."""
     tokens: tuple[int, ...]
-    """They fill the blocks exactly."""
+    """Tokens of the pinned prefix, which fill its blocks exactly."""
     block_hashes: tuple[BlockHash, ...]
     expires_s: float | None = None
     """Unix seconds; None: it stays until it is removed."""
@@ -48,7 +48,7 @@ class Pin:
     weights: WeightsRef | None = None
     """Computes its blocks; None: only the model."""
     is_hint: bool = False
-    """A request asked for it: only the request computes the blocks."""
+    """Whether a request asked for it: only the request computes the blocks."""
 
     def has_expired(self, now_s: float) -> bool:
         return self.expires_s is not None and self.expires_s <= now_s

@@ -19,7 +19,7 @@ class Collective(Protocol):
 
     @property
     def native(self) -> NativeCollective | None:
-        """The same for native kernels, which add up on their own."""
+        """The collective of native kernels, which add up on their own; None without such kernels."""
 
     def step(self, batch: Batch) -> AbstractContextManager[None]:
         """Returns what a step is computed within: the first one tells the others what to compute."""

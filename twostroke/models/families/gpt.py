@@ -29,7 +29,7 @@ def _gpt2(published: PublishedConfig) -> ModelSpec:
         eos_token_ids=published.eos_token_ids(),
         ropes=(no_rope(published.head_dim()),),
         norm_epsilon=config.layer_norm_epsilon,
-        layer_rules=tuple(AttentionRule(scale=_scale(published, at)) for at in range(config.num_hidden_layers)),
+        layer_rules=tuple(AttentionRule(scale=_scale(published, index)) for index in range(config.num_hidden_layers)),
         activation=Activation(published.activation("activation_function"), is_gated=False),
         tie_word_embeddings=bool(config.tie_word_embeddings),
         qkv_bias=True,

@@ -107,7 +107,7 @@ class Cut:
     parts: int
     """Equal parts of the whole tensor."""
     own: range
-    """Those that this rank has."""
+    """Indices of the parts that this rank has."""
     by_columns: bool
 
     def whole(self, own: int) -> int:

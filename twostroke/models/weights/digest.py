@@ -31,7 +31,7 @@ PIECE_BYTES: Final = 16 << 20
 """What one thread reads and digests at a time; part of what the digest means."""
 WEIGHT_SUFFIXES: Final = frozenset({".safetensors", ".gguf"})
 THREADS: Final = 4
-"""They read while the model is being loaded."""
+"""Threads that compute digests while the model is being loaded."""
 SETTLED_S: Final = 2.0
 """A file that changed more recently may change again without a new time of change: its digest is not remembered."""
 

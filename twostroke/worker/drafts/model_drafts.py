@@ -71,7 +71,7 @@ class _Stream(NamedTuple):
     drafter: ModelDrafter
     params: SamplingParams
     draws_next: bool
-    """Its next step makes a token known."""
+    """Whether its next step makes a token known."""
 
 
 @dataclass(slots=True)

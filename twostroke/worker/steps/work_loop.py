@@ -55,7 +55,7 @@ class StreamSteps:
         self._since_s = 0.0
         """Seconds of such work since the last step."""
         self._had_streams = False
-        """The last step had streams: what is computed before the next one delays them."""
+        """Whether the last step had streams: what is computed before the next one delays them."""
 
     @property
     def each(self) -> StreamStep:

@@ -166,7 +166,7 @@ class DiskTier:
         return block_hash in self.store or block_hash in self._writing
 
     def hit(self, block_hash: BlockHash) -> None:
-        """Notes that a page came up and was of use."""
+        """Notes that a page that was loaded was used."""
         self.store.hit(block_hash)
 
     def hold(self, places: Sequence[RecordPlace]) -> Callable[[], None]:

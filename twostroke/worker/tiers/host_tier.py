@@ -73,7 +73,7 @@ class HostTier:
         return is_here
 
     def hit(self, block_hash: BlockHash) -> None:
-        """Notes that a page came up and was of use: it is the last one to leave."""
+        """Notes that a page that was loaded was used: it is the last one to leave."""
         self.keeps(block_hash)
 
     def hold(self, places: Sequence[HostEntry]) -> Callable[[], None]:

@@ -62,7 +62,7 @@ GAUGES: Mapping[str, tuple[str, Callable[[TierUse], float]]] = {
     "bytes": ("Bytes that the tier takes.", lambda use: use.used_bytes),
     "capacity_bytes": ("Bytes that the tier may take.", lambda use: use.most_bytes),
     "blocks": ("Blocks that can be loaded from the tier.", lambda use: use.blocks),
-    "page_seconds": ("Measured seconds to bring up one page.", lambda use: use.page_s),
+    "page_seconds": ("Measured seconds to load one page.", lambda use: use.page_s),
     "up": ("1 where the tier is used, 0 where it has been turned off.", lambda use: use.is_up),
 }
 

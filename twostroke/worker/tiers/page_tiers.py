@@ -116,7 +116,7 @@ class PageTiers:
     # What loads tell
 
     def hit(self, tier: Tier, block_hash: BlockHash) -> None:
-        """Notes that a page came up and was of use."""
+        """Notes that a page that was loaded was used."""
         self._opened[tier].hit(block_hash)
 
     def damaged_read(self, tier: Tier, read: PageRead[Any]) -> None:

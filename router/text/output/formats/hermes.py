@@ -64,9 +64,9 @@ class HermesSyntax:
         self._framing = framing
         self._object = CallObject(tools, framing)
         self._is_marked = self._is_unclosed = False
-        """The mark announces what comes; a call has begun and its closing mark has not come."""
+        """Whether the mark announces what comes; a call has begun and its closing mark has not come."""
         self._is_in_list = self._is_in_block = False
-        """What comes is in a list, or in a Markdown block, of calls."""
+        """Whether what comes is in a list, or in a Markdown block, of calls."""
         self._fence = ""
         """A line, as far as it may open or close a Markdown block."""
         self._mark = ""

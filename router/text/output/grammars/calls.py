@@ -98,7 +98,7 @@ class CallGrammar:
     unmarked: tuple[str, ...] = ()
     """Rules of `in_text_unmarked`: text up to and with a call that no mark announces, where a text may have calls."""
     begins_as_json: bool = False
-    """A call looks like any other object of JSON at its beginning."""
+    """Whether a call looks like any other object of JSON at its beginning."""
 
 
 Before = tuple[str, list[str]]

@@ -25,12 +25,12 @@ class Admitted:
 
     @property
     def takes_text(self) -> bool:
-        """Any text is admitted as a string."""
+        """Whether any text is admitted as a string."""
         return "string" in self.types
 
     @property
     def is_text(self) -> bool:
-        """Nothing but strings is admitted."""
+        """Whether nothing but strings is admitted."""
         return self.types <= {"string"} and all(each.startswith('"') for each in self.literals)
 
     def admits(self, value: Any) -> bool:

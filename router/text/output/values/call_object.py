@@ -39,11 +39,11 @@ class CallObject:
         self._arguments: ArgumentsText | None = None
         self._in_arguments = False
         self._is_doubled = False
-        """Its braces are double, as in the example that templates of Qwen2.5-Coder show."""
+        """Whether its braces are double, as in the example that templates of Qwen2.5-Coder show."""
         self._is_ended = False
-        """The object has ended, apart from a second closing brace."""
+        """Whether the object has ended, apart from a second closing brace."""
         self.has_begun = False
-        """The call has begun: it is a call, whatever follows."""
+        """Whether the call has begun: it is a call, whatever follows."""
 
     def take(self, char: str) -> Progress:
         """Returns BROKEN for a character that cannot follow: it is not held, and no part of the call."""
@@ -68,7 +68,7 @@ class CallObject:
 
     @property
     def _has_arguments(self) -> bool:
-        """The arguments have begun, or are null, which is none."""
+        """Whether the arguments have begun, or are null, which is none."""
         return self._arguments is not None and (self._arguments.has_begun or not self._in_arguments)
 
     def _take_outside(self, char: str) -> Progress:

@@ -45,14 +45,14 @@ class JsonScanner:
         """Opening brackets around the present place."""
         self.expects = Expects.VALUE
         self.is_key = False
-        """The string that was read last, or is being read, is the name of an entry."""
+        """Whether the string that was read last, or is being read, is the name of an entry."""
         self._atom = ""
         """Characters of the number or word so far: numbers end with the character after them."""
         self._hex_left = 0
 
     @property
     def is_whole_number(self) -> bool:
-        """The text ends with a number that may end there."""
+        """Whether the text ends with a number that may end there."""
         return self.expects is Expects.NUMBER and self._atom in _WHOLE_NUMBERS
 
     def skip_value(self) -> None:

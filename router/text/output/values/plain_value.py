@@ -33,13 +33,13 @@ class PlainValue:
         self._is_first = True
         self._is_string = self._has_newline = self._has_begun = False
         self.is_inline = False
-        """It began in the line of its name."""
+        """Whether it began in the line of its name."""
         if admitted.is_text:
             self._begin_string()
 
     @property
     def is_at_line(self) -> bool:
-        """What follows stands at the beginning of a line, or of the value."""
+        """Whether what follows stands at the beginning of a line, or of the value."""
         return self._has_newline or not self._has_begun
 
     def add(self, text: str) -> None:

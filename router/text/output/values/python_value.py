@@ -30,7 +30,7 @@ class PythonValue:
         self._quote = ""
         self._is_key = False
         self._is_first = True
-        """Nothing is in the innermost bracket yet."""
+        """Whether nothing is in the innermost bracket yet."""
         self.held = ""
         """Characters that are not emitted: of a number, a word, or an escape."""
         self._hex_left = 0

@@ -97,7 +97,7 @@ def test_who_speaks_tls_and_who_does_not_find_out_at_once(tmp_path: Path, monkey
         assert "Ray's head speaks TLS: set RAY_USE_TLS=1, RAY_TLS_SERVER_CERT" in refusal(encrypted)
         use(monkeypatch, issued, ours)
         assert ray_head_address(encrypted) == encrypted
-        assert "Ray's head speaks no TLS, and RAY_USE_TLS is set here" in refusal(plain)
+        assert "Ray's head does not speak TLS, and RAY_USE_TLS is set here" in refusal(plain)
         use(monkeypatch, other, theirs)
         assert "shows a certificate that RAY_TLS_CA_CERT does not take" in refusal(encrypted)
         use(monkeypatch, Issued(issued.cert, other.key), ours)

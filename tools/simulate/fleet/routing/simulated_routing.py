@@ -44,7 +44,7 @@ class RoutingSetup:
     policy: str
     new_policy: Callable[[], Policy]
     holds: bool = False
-    """Requests wait in the router for their turn; otherwise they go at once and wait at their workers."""
+    """Whether requests wait in the router for their turn; otherwise they go at once and wait at their workers."""
 
     def __call__(self, shape: FleetShape, router: int, events: EventUse) -> SimulatedRouting:
         return SimulatedRouting(self, shape, router, events)
@@ -64,13 +64,13 @@ class SimulatedRouting:
         """What other routers have been told."""
         self._known: dict[WorkerId, Worker] = {}
         self._serving: Workers | None = None
-        """Those of `known` that serve; None while it has to be found out again."""
+        """Workers that serve. None: it has to be found out again."""
         self._asks: dict[RequestId, _Unplaced] = {}
         """All requests that are open."""
         self._waiting: dict[RequestId, _Unplaced] = {}
         """No decode worker serves."""
         self._noticed = False
-        """Something has changed that may let held requests go."""
+        """Whether something has changed that may let held requests go."""
         self._looked_s = -PAUSE_S
         """When those were last looked at."""
         self._sent_s: dict[RequestId, float] = {}

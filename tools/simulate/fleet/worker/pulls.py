@@ -92,7 +92,7 @@ class PullingWorker(WorkerParts, Protocol):
     served: dict[SimulatedPull, None]
     """Pulls of others from here."""
     changed: list[SimulatedPull]
-    """Those of them of which something may have become readable."""
+    """Pulls of others that wait for pages, some of which may have become readable."""
 
     def party(self, worker: WorkerId) -> PullingWorker:
         """Returns the latest epoch of a worker."""
@@ -196,7 +196,7 @@ class SimulatedPull:
         if ready and not self.state.has_begun and self.spec.peer is None and not any(computed for _, computed in ready):
             self._links.answered(self._source.worker, now_s - self.state.started_s, now_s)
         self.state.has_begun |= bool(ready)
-        self._announced += ((ready[at : at + COPY_PAGES], now_s) for at in range(0, len(ready), COPY_PAGES))
+        self._announced += ((ready[start : start + COPY_PAGES], now_s) for start in range(0, len(ready), COPY_PAGES))
         self._copy()
 
     def _readable_s(self, ready: Sequence[tuple[int, bool]]) -> float:

@@ -124,7 +124,7 @@ class SimulatedTiers(PageTiers):
         return Prefetch(self, worker.pool, loads, worker.shape.block_size, compute_s=worker.compute_s, wake=worker.wake)
 
     def hit(self, tier: Tier, block_hash: BlockHash) -> None:
-        """Counts a page that came up and was used."""
+        """Counts a loaded page that was used."""
         self._worker.use.loaded_tokens[tier] += self._worker.shape.block_size
         super().hit(tier, block_hash)
 

@@ -89,7 +89,7 @@ class SimulatedStream(OutputStream):
 
     _hear: Hear | None = None
     _is_due = False
-    """The router is about to hear of something."""
+    """Whether the router is about to hear of something."""
 
     def connect(self, hear: Hear) -> None:
         """Lets a router hear from now on."""

@@ -21,7 +21,7 @@ class WorkerLifecycle:
         self.uses = {worker: WorkerUse(worker=worker, role=Role(worker.rpartition("-")[0])) for worker in shape.workers}
         self._hosts = fleet.hosts
         self.leaving: dict[WorkerId, Role | None] = {}
-        """They end what they have; with the role in which another one follows at once."""
+        """Workers that finish what they have, each with the role in which its next epoch begins at once."""
         for worker in shape.workers:
             if begin is None or int(worker.rpartition("-")[2]) < begin[self.uses[worker].role]:
                 self.begin(worker)

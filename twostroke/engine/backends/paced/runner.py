@@ -238,12 +238,12 @@ class PacedRunner:
         first, count, vocab = batch.query_starts[score.row], len(score.targets), self._spec.vocab
         tables = np.repeat(batch.block_tables[[score.row]], count, axis=0)
         numbers = _mix(self._slots_at(tables, batch.positions[first : first + count])) % np.uint64(vocab)
-        tops = [[(number + place) % vocab for place in range(score.top)] for number in numbers.tolist()]
+        tops = [[(number + index) % vocab for index in range(score.top)] for number in numbers.tolist()]
         return PromptLogprobs.of(
             (-numbers.astype(np.float64) / vocab).tolist(),
             (numbers + np.uint64(1)).tolist(),
             itertools.chain.from_iterable(tops),
-            [-float(place) for _ in tops for place in range(score.top)],
+            [-float(index) for _ in tops for index in range(score.top)],
         )
 
     def _sampled(self, number: int, sample: SampleRow) -> SampledToken:

@@ -56,9 +56,9 @@ class _CopyJob:
     """Blocks of the claim itself."""
     shortage: int
     left: deque[CachedBlock] | None = None
-    """Those that are still to be copied: of each chain the first ones first. None before its turn."""
+    """Blocks that are still to be copied, the first ones of each chain first. None before its turn."""
     is_done: bool = False
-    """Nothing is copied any more: the claim may be made."""
+    """Whether nothing is copied any more: the claim may be made."""
     has_copied: bool = False
 
 

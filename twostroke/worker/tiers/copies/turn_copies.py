@@ -37,7 +37,7 @@ class TurnCopies:
 
     @property
     def are_over(self) -> bool:
-        """Nothing more is copied in this turn."""
+        """Whether nothing more is copied in this turn."""
         return self._bytes >= TURN_BYTES
 
     def spend(self, turn_bytes: int) -> None:

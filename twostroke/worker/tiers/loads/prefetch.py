@@ -81,7 +81,7 @@ class Prefetch:
         self._wake = wake
         self._waiting: dict[KnownSequence, _Waiting] = {}
         self._first: list[_Waiting] = []
-        """Those that wait, in the order of the queue."""
+        """Waiting sequences in the order of the queue."""
         self.held = 0
         """Entries of the host tier that waiting sequences hold."""
         self._read: _HostRead | None = None

@@ -47,7 +47,7 @@ class _Load:
     """Pages that have not come, by their index in the load."""
     price: Price
     behind: Behind | None
-    """Those to whom it hands on what it does not bring."""
+    """Suppliers to which it hands on what it does not bring."""
     started_s: float
     wait_s: float
     """Predicted time until its first page is read."""
