@@ -96,3 +96,16 @@ async def test_the_deadline_of_whoever_takes_over_counts() -> None:
         taken = second.of("r", 2)
         await taken.done.wait()
         assert taken.last.error.kind == "DeadlineExceeded"
+
+
+@pytest.mark.parametrize("deadline_s", [None, 60.0])
+async def test_an_earlier_deadline_of_the_one_that_had_it_ends_nothing_any_more(deadline_s: float | None) -> None:
+    async with decode(model=STEADY) as worker, router_to(worker) as first, router_to(worker, "router-1") as second:
+        ends_s = time.time() + 0.7
+        await first.open(PROMPT, 100, attempt=1, deadline_s=ends_s)
+        later_s = None if deadline_s is None else time.time() + deadline_s
+        await second.attach(attempt=1, from_position=0, new_attempt=2, deadline_s=later_s)
+        taken = second.of("r", 2)
+        await taken.done.wait()
+        assert taken.last.finish_reason == "length"
+        assert time.time() > ends_s

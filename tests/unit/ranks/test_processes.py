@@ -318,10 +318,14 @@ def test_the_death_of_the_first_rank_ends_the_others_also_a_stopped_one(is_in_st
 
 
 def test_a_first_rank_that_was_stopped_itself_blames_nobody() -> None:
+    """All stop, as where a container is frozen: the others have not beaten meanwhile, and go on a moment later."""
     with first_rank(2) as (process, pidfds):
         process.send_signal(signal.SIGSTOP)
+        signal.pidfd_send_signal(pidfds[0], signal.SIGSTOP)
         time.sleep(FROZEN_S + 1)
         process.send_signal(signal.SIGCONT)
+        time.sleep(0.2)
+        signal.pidfd_send_signal(pidfds[0], signal.SIGCONT)
         assert process.stdout is not None
         for _ in range(2):
             say(process, "step")

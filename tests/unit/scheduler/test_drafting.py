@@ -13,8 +13,10 @@ from tests.unit.scheduler.symbolic import EOS, VOCABULARY, answering
 from twostroke.base.ids import PageId
 from twostroke.request import SamplingParams
 from twostroke.scheduler.batching import BatchBuilder, Chunk
+from twostroke.scheduler.constraints.drafting import most_drafted
 from twostroke.scheduler.cost import StepTerms
 from twostroke.scheduler.sequence import Sequence
+from twostroke.scheduler.values import SchedulerLimits
 
 BLOCK = 4
 PROMPT = [1, 2, 3, 4, 5]
@@ -70,3 +72,14 @@ def test_a_stream_attends_to_its_tokens_once_however_many_of_its_rows_are_drafte
     chunk = Chunk(stream(known, params, has_grammar=False), len(known) - 1, len(known), True, DRAFTS)
     batch = BatchBuilder(BLOCK, scratch_page=8, eos_token_ids=(EOS,)).build([chunk]).batch
     assert StepTerms.of(batch) == StepTerms(streams=1 + len(DRAFTS), context_tokens=len(known))
+
+
+@pytest.mark.parametrize(("max_tokens", "max_model_len"), [(3, 100), (100, len(PROMPT) + 3)])
+def test_drafts_leave_the_last_token_of_an_answer_and_of_the_context_to_a_draw(
+    max_tokens: int, max_model_len: int
+) -> None:
+    limits = SchedulerLimits(BLOCK, max_model_len, (EOS,), align_chunks=False)
+    params = replace(PENALISED, max_tokens=max_tokens)
+    answers = [[2] * length for length in (1, 2)]
+    drafted = [most_drafted(stream(PROMPT + answer, params, has_grammar=False), limits) for answer in answers]
+    assert drafted == [1, 0]

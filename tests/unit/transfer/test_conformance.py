@@ -169,12 +169,13 @@ async def test_an_owner_that_lives_another_epoch_is_refused(reader: Any, steady_
 async def test_an_earlier_life_of_a_reader_is_refused_after_a_later_one(
     make_reader: Make, two_in_one_process: None
 ) -> None:
-    owner, later, earlier = make_reader(), make_reader(), make_reader()
+    owner, first, later, earlier = make_reader(), make_reader(), make_reader(), make_reader()
     endpoint = await owner.open(worker_id="owner")
-    await later.open(epoch=Epoch.begin(2))
-    await earlier.open(epoch=Epoch.begin(1))
-    await later.transport.connect(endpoint, 5.0)
-    with pytest.raises(StaleEpoch, match="incarnation 1"):
+    for reader, incarnation in ((first, 1), (later, 3), (earlier, 2)):
+        await reader.open(epoch=Epoch.begin(incarnation))
+    for reader in (first, later):
+        await reader.transport.connect(endpoint, 5.0)
+    with pytest.raises(StaleEpoch, match="incarnation 2, but 3"):
         await earlier.transport.connect(endpoint, 5.0)
 
 

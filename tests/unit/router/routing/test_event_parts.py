@@ -56,6 +56,22 @@ def test_all_parts_of_a_snapshot_make_the_index_equal_and_fewer_do_not() -> None
     assert hashes_of(index, A) == set(block_hashes_of(range(BLOCKS), 1))
 
 
+@pytest.mark.parametrize("parts", [parts_of, lambda batch: None], ids=["batch", "snapshot"])
+def test_an_index_that_was_right_is_not_amid_the_parts_of_what_follows(
+    parts: Callable[[EventBatch], Iterator[EventBatch] | None],
+) -> None:
+    log, index = log_of(), PrefixIndex()
+    assert apply_all(index, log.snapshot_parts()) is Applied.APPLIED
+    for block_hash in block_hashes_of(range(1, BLOCKS), 1):
+        log.stored(block_hash)
+    *first, last = parts(log.publish()) or log.snapshot_parts()
+    for part in first:
+        assert index.apply(A, EPOCH, part) is Applied.PARTIAL
+        assert (index.next_sequence(A, EPOCH), index.snapshot(A), list(index.snapshot_parts(A))) == (None, None, [])
+    assert index.apply(A, EPOCH, last) is Applied.APPLIED
+    assert len(hashes_of(index, A)) == 2 * BLOCKS - 1
+
+
 @pytest.mark.parametrize("lost", [0, 1, 3])
 def test_a_lost_part_is_a_gap_and_a_whole_snapshot_mends_it(lost: int) -> None:
     log, index = log_of(), PrefixIndex()

@@ -16,6 +16,7 @@ from tests.unit.worker.pulls.peers import (
     PROMPT,
     SLOW,
     computed,
+    failures,
     fetched,
     held_by,
     right_answer,
@@ -24,6 +25,7 @@ from tests.unit.worker.pulls.peers import (
 from tests.unit.worker.rig import BLOCK, PAGE_BYTES, decode, eventually, expected_tokens, prefill, prompt_of
 from twostroke.base.errors import TransferFailed
 from twostroke.kv_cache.groups.page_state import PageState
+from twostroke.worker.supply import remote
 
 # The source fetches
 
@@ -123,6 +125,22 @@ async def test_who_waits_for_a_peer_holds_up_nobody_else() -> None:
         await waiting.done.wait()
         assert waiting.tokens == expected_tokens(PROMPT, 6)
         assert fetched(source) == HELD
+
+
+async def test_a_source_that_nobody_asks_any_more_stops_fetching(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "ANSWER_S", 10.0)
+    async with (
+        prefill("holder") as peer,
+        prefill("source", plan=FaultPlan(every_transfer=Delay(60.0))) as source,
+        contextlib.aclosing(Puller(source.info)) as puller,
+    ):
+        await warm(peer, PROMPT[: HELD * BLOCK])
+        call = puller.pull(PROMPT[: HELD * BLOCK], peer=peer.source, peer_blocks=HELD)
+        await eventually(lambda: source.plan.pulls == 1)
+        call.cancel()
+        await source.idle()
+        await peer.idle()
+        assert failures(source, "transfer_failed") == 0, "it ended by its own limit alone"
 
 
 async def test_pulls_with_a_common_prefix_fetch_it_once() -> None:
