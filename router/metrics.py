@@ -128,6 +128,10 @@ class RouterMetrics:
             "decisions", "Placements, by policy and kind of page source.", "policy", "source"
         )
 
+        self._cut_connections = self.labelled_counter(
+            "grpc_connections_cut", "gRPC connections of clients that cost too much for what was answered.", "reason"
+        )
+
     def _add_truth(self) -> None:
         """Adds metrics that compare predictions of decisions with what happened."""
         self.predicted_reused_blocks_total = self.counter(
@@ -165,6 +169,10 @@ class RouterMetrics:
     def count_request(self, status: str) -> None:
         """Counts a request. `status` is "ok" or the error's label."""
         self._requests.labels(ROLE, status).inc()
+
+    def count_cut_connection(self, reason: str) -> None:
+        """Counts a connection that was cut. `reason` is one of `router/grpc_listener/connection_cost.py`."""
+        self._cut_connections.labels(ROLE, reason).inc()
 
     def count_removed_part(self, part: str) -> None:
         """Counts a removed part of a body. `part` is a name of the dialect's, such as "billing_header"."""

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
+from typing import ClassVar
 
 from router.addresses import Addresses, bind_listener, inherited
 from router.admin import AdminServer
@@ -17,6 +18,7 @@ from router.endpoints.app import build_http_app
 from router.endpoints.grpc.calls import AuthenticatedCalls
 from router.endpoints.grpc.service import SERVICE_NAME, InferenceService
 from router.endpoints.middleware import browser_middleware
+from router.grpc_listener.running import ListenerProcess
 from router.http_server.server import HttpServer, http_config
 from router.metrics import RouterMetrics
 from router.preparation.preparer import read_public_prefixes
@@ -27,14 +29,12 @@ from router.routing.reservations import Reservations
 from router.server_branch import RouterParts, RouterTable, SupervisorCalls
 from router.serving.dispatcher import RouterCore
 from twostroke.base.allocator import give_freed_memory_back
-from twostroke.base.errors import ConfigError
 from twostroke.base.ids import Epoch
 from twostroke.config import EndpointsConfig, RouterConfig
 from twostroke.models.catalog.places import recommended_sampling
-from twostroke.rpc.connections import STRANGERS_BYTES
 from twostroke.rpc.entrance import StrangersEntrance
 from twostroke.rpc.membership import Membership
-from twostroke.rpc.server import Callers, RpcServer, check_can_listen, host_port
+from twostroke.rpc.server import Callers, RpcServer, host_port
 from twostroke.security.tls import Certificates, CertificateUse
 from twostroke.tracing.recorder import Recorder
 
@@ -58,6 +58,9 @@ CLOSE_GRACE_S = 1.0
 class RouterServer:
     """All its ports are bound when it is constructed, so that a port in use fails before anything runs."""
 
+    listener: ClassVar[type[ListenerProcess]] = ListenerProcess
+    """What has the clients' gRPC port."""
+
     def __init__(
         self,
         config: RouterConfig,
@@ -77,19 +80,19 @@ class RouterServer:
         handler = _handler(config, dispatcher, preparer, metrics, recorder)
         certificates = None if config.tls is None else Certificates(config.tls, CertificateUse.CLIENTS)
         metrics.expiries.watch("clients", certificates)
-        listen, shares_port = config.listen, config.http_fd is not None
+        listen = config.listen
         self._listener = (
             bind_listener(listen.host, listen.http_port) if config.http_fd is None else inherited(config.http_fd)
         )
         calls = AuthenticatedCalls(self._authenticator)
-        try:
-            check_can_listen(listen.host, listen.grpc_port, shares_port)
+        with contextlib.ExitStack() as opened:
+            opened.callback(self._listener.close)
+            grpc_listener = self._grpc_listener(config, metrics)
+            opened.callback(grpc_listener.leave)
             self._admin = AdminServer(config, handler, Reservations() if reservations is None else reservations)
             open_methods = [name for branch in branches for name in branch.open_methods]
-            self._rpc = _clients_rpc(config, calls, certificates, open_methods)
-        except ConfigError:
-            self._listener.close()
-            raise
+            self._rpc = _clients_rpc(config, calls, grpc_listener, open_methods)
+            opened.pop_all()
         http = host_port(listen.host, self._listener.getsockname()[1])
         self.addresses = Addresses(http, self._rpc.address, self._admin.address, self._admin.metrics_address or http)
         membership = Membership.of(config.cluster_token, config.cluster_tls)
@@ -172,6 +175,11 @@ class RouterServer:
         """Takes nothing new and gives open requests `grace_s`. Returns how many were left."""
         return await self._dispatcher.drain(time.time() + grace_s)
 
+    def _grpc_listener(self, config: RouterConfig, metrics: RouterMetrics) -> ListenerProcess:
+        listen, shares_port = config.listen, config.http_fd is not None
+        port = bind_listener(listen.host, listen.grpc_port, "--grpc-port", shares_port=shares_port)
+        return self.listener(port, config.endpoints.max_connections, config.tls, metrics.count_cut_connection)
+
     async def _show_health(self) -> None:
         while True:
             is_ready = self._dispatcher.is_ready and not self._dispatcher.is_draining
@@ -206,7 +214,7 @@ def _authenticator(config: RouterConfig, metrics: RouterMetrics) -> Authenticato
 
 
 def _clients_rpc(
-    config: RouterConfig, calls: AuthenticatedCalls, certificates: Certificates | None, open_methods: Sequence[str]
+    config: RouterConfig, calls: AuthenticatedCalls, listener: ListenerProcess, open_methods: Sequence[str]
 ) -> RpcServer:
     callers = Callers(
         options=_client_options(config.endpoints),
@@ -214,16 +222,8 @@ def _clients_rpc(
         open_methods=tuple(open_methods),
         max_message_bytes=config.endpoints.max_request_bytes,
         most_connections=config.endpoints.max_connections,
-        strangers_bytes=STRANGERS_BYTES,
     )
-    return RpcServer(
-        config.listen.host,
-        config.listen.grpc_port,
-        token=None,
-        certificates=certificates,
-        callers=callers,
-        shares_port=config.http_fd is not None,
-    )
+    return RpcServer(config.listen.host, listener.port, token=None, callers=callers, behind=listener)
 
 
 def _client_options(endpoints: EndpointsConfig) -> tuple[tuple[str, int], ...]:

@@ -11,7 +11,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import grpc
 import grpc.aio
@@ -94,21 +94,32 @@ class Funnel(grpc.aio.ServerInterceptor):
     """
 
     def __init__(
-        self, token: str | None, callers: Callers, connections: Connections, *, refuses_plain: bool = False
+        self,
+        token: str | None,
+        callers: Callers,
+        connections: Connections,
+        *,
+        refuses_plain: bool = False,
+        saw_call: Callable[[], None] | None = None,
     ) -> None:
-        """`refuses_plain`: the token is worth nothing on connections without TLS, unless they come from this host."""
+        """`refuses_plain`: the token is worth nothing on connections without TLS, unless they come from this host.
+        `saw_call` is told of every call.
+        """
         self.verifier = CallVerifier(token) if token else None
         self._entrance = callers.entrance
         self._open_methods = (*callers.open_methods, BEGIN)
         self._connections = connections
         self._open_calls = OpenCalls(connections)
         self._refuses_plain = refuses_plain
+        self._saw_call = saw_call
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        if self._saw_call is not None:
+            self._saw_call()
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -251,6 +262,23 @@ class TlsPort(NamedTuple):
     certificates: Certificates
 
 
+class Intermediary(Protocol):
+    """Has the port in the server's place, and passes on what comes to a Unix socket."""
+
+    backend: str
+    """The path of that socket."""
+
+    def start(self) -> None: ...
+
+    def saw_call(self) -> None:
+        """Hears of each call, as soon as the server looks at it."""
+
+    def leave(self) -> None:
+        """Takes no more clients."""
+
+    async def end(self) -> None: ...
+
+
 class RpcServer:
     """A grpc.aio server with the funnel, health service and message limits; bound when constructed, started later."""
 
@@ -264,20 +292,28 @@ class RpcServer:
         tls_port: TlsPort | None = None,
         callers: Callers = PEERS,
         shares_port: bool = False,
+        behind: Intermediary | None = None,
     ) -> None:
         """`certificates`: TLS, mutual where they ask clients. `tls_port`: in addition to a plain port for probes.
         `shares_port`: with others that do, of the same user; the kernel spreads new connections over them.
+        `behind`: what has the port.
         """
         ports = [(port, certificates), *([] if tls_port is None else [tls_port])]
-        for each, _ in ports:
-            check_can_listen(host, each, shares_port)
+        self._behind = behind
+        if behind is None:
+            for each, _ in ports:
+                check_can_listen(host, each, shares_port)
         self._connections = Connections(callers.most_connections, callers.strangers_bytes)
         self._keeping: asyncio.Task[None] | None = None
         self._offered = {"": True, "ready": True, "live": False}
         """Names that health knows, and whether they wait until the process is ready."""
         self._described: list[str] = []
         """Services that reflection tells of. One servicer does: gRPC asks the first that is added, and no other."""
-        funnel = Funnel(token, callers, self._connections, refuses_plain=tls_port is not None)
+        funnel = Funnel(
+            *(token, callers, self._connections),
+            refuses_plain=tls_port is not None,
+            saw_call=None if behind is None else behind.saw_call,
+        )
         self.server = grpc.aio.server(
             interceptors=[funnel],
             options=[
@@ -292,7 +328,11 @@ class RpcServer:
                 *callers.options,
             ],
         )
-        self.addresses = [self._bind(host, *each) for each in ports]
+        if behind is None:
+            self.addresses = [self._bind(host, *each) for each in ports]
+        else:
+            self.server.add_insecure_port(f"unix:{behind.backend}")
+            self.addresses = [host_port(host, port)]
         self.address = self.addresses[0]
         self.dialled_at = list(self.addresses)
         """Addresses that callers may dial."""
@@ -322,12 +362,19 @@ class RpcServer:
         if self._described:
             serve_reflection(self._described, self.server)
         await self.server.start()
+        if self._behind is not None:
+            self._behind.start()
+            return
         self._keeping = asyncio.create_task(self._connections.keep(self.addresses), name="connections")
 
     async def stop(self, grace_s: float) -> None:
         try:
+            if self._behind is not None:
+                self._behind.leave()
             await self.server.stop(grace_s)
         finally:
+            if self._behind is not None:
+                await self._behind.end()
             if self._keeping is not None:
                 self._keeping.cancel()
 

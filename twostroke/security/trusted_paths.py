@@ -11,12 +11,15 @@ counts as the user: there the umask is 002, and new folders have 0775.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import grp
 import os
 import pwd
+import socket
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -160,6 +163,26 @@ def private_folder(name: str) -> Path:
             errno.EPERM, f"{folder} must be a folder that this user alone may enter; remove it, or set XDG_RUNTIME_DIR"
         )
     return folder
+
+
+def remove_abandoned_sockets(folder: Path, suffix: str, least_age_s: float = 0.0) -> None:
+    """Removes Unix sockets without a listener: their processes have ended. `least_age_s`: for those whose processes
+    may not listen yet.
+    """
+    for path in folder.glob(f"*{suffix}"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.lstat().st_mtime <= time.time() - least_age_s and _is_abandoned(path):
+                path.unlink()
+
+
+def _is_abandoned(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+    return False
 
 
 def _refuse(path: Path, problem: str | None) -> None:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Generic, TypeVar
 
 from router.auth.auth import AuthContext, Authenticator
+from router.grpc_listener.client_names import client_host
 from twostroke.rpc.entrance import Context
 
 
@@ -53,8 +54,8 @@ def shown_metadata(context: Context, name: str) -> str:
 
 
 def client_address(context: Context) -> str:
-    """Returns the address that a call comes from, out of gRPC's `ipv4:127.0.0.1:5`."""
-    return context.peer().partition(":")[2].rpartition(":")[0]
+    """Returns the address that a call comes from."""
+    return client_host(context.peer())
 
 
 Message = TypeVar("Message")

@@ -20,12 +20,12 @@ from router.fleet.worker import ServingFacts, Worker
 from router.kserve.pages import KServePages
 from router.metrics import RouterMetrics
 from router.requests.request_handler import RequestHandler
-from router.server import RouterServer
 from router.server_branch import RouterTable
 from router.serving.parent_request import ParentRequest, Take, take_none
 from router.text.tokenizer import ByteText, Text
 from tests.hand_cut import HandCutTransport
 from tests.inline_preparer import InlinePreparer
+from tests.listener_thread import QuickRouterServer
 from twostroke.base.errors import Cancelled, PeerLost, ServeError
 from twostroke.base.ids import BlockHash, WorkerId
 from twostroke.config import EndpointsConfig, ListenConfig, RouterConfig, RoutingConfig
@@ -245,7 +245,7 @@ async def open_frontend(
         cluster_token=cluster_token,
     )
     preparer = InlinePreparer(text or ByteText(output), metrics)
-    server = RouterServer(
+    server = QuickRouterServer(
         config, dispatcher, preparer, metrics, router_id="router-0", recorder=dispatcher.recorder, branches=branches
     )
     url = f"http://{server.addresses.http}"

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import contextlib
 import functools
 import os
 import secrets
@@ -27,7 +26,7 @@ from typing import TypeVar
 
 from twostroke.base.errors import InvalidRequest, PeerLost, ServeError, TransferFailed, Unauthenticated
 from twostroke.base.fault_points import Point, reach
-from twostroke.security.trusted_paths import private_folder
+from twostroke.security.trusted_paths import private_folder, remove_abandoned_sockets
 from twostroke.transfer.base import SOCKETS, Identity, PageCopy, PageEndpoint, ReadOutcome, TransferResult, host_id
 from twostroke.transfer.copy_thread_transport import BACKLOG, AnyPages, CopyThreadTransport
 from twostroke.transfer.copy_threads import CopyThreads, hang_up, has_hung_up
@@ -214,9 +213,7 @@ def listen_in(folder: Path, backlog: int) -> tuple[Path, socket.socket]:
 
     A socket gets its name when it listens. So the process of a socket that refuses connections has ended.
     """
-    for path in folder.glob(f"*{SUFFIX}"):
-        if _is_abandoned(path):
-            path.unlink(missing_ok=True)
+    remove_abandoned_sockets(folder, SUFFIX)
     name = secrets.token_hex(16)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     unfinished = folder / f".{name}"
@@ -225,13 +222,3 @@ def listen_in(folder: Path, backlog: int) -> tuple[Path, socket.socket]:
     path = folder / f"{name}{SUFFIX}"
     unfinished.rename(path)
     return path, listening
-
-
-def _is_abandoned(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            return True
-    return False

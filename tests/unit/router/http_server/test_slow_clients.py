@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from router.addresses import bind_listener
+from router.grpc_listener import listener as grpc_listener
 from router.http_server import lingering
 from router.http_server import protocol as http_protocol
 from router.http_server.server import HttpServer, http_config
@@ -31,8 +32,7 @@ from tests.unit.router.conftest import open_frontend
 from twostroke.base.credentials import TlsConfig
 from twostroke.config import EndpointsConfig
 from twostroke.request import SampledToken
-from twostroke.rpc import connections, entrance
-from twostroke.rpc import server as rpc_server
+from twostroke.rpc import entrance
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 from twostroke.security.tls import Certificates, CertificateUse
 
@@ -308,10 +308,7 @@ async def test_who_is_not_let_in_or_does_not_come_to_the_end_of_a_message_has_no
             writer.close()
 
 
-async def test_grpc_connections_that_say_nothing_make_room_for_those_that_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(connections, "LOOK_S", 0.05)
+async def test_grpc_connections_that_say_nothing_make_room_for_those_that_call() -> None:
     async with open_frontend(EndpointsConfig(max_connections=3)) as frontend:
         stub = inference_pb2_grpc.InferenceStub(frontend.channel)
         assert [message async for message in stub.Generate(inference_pb2.GenerateRequest(text="a"))]
@@ -328,7 +325,7 @@ async def test_grpc_connections_that_say_nothing_make_room_for_those_that_call(
 
 
 async def test_grpc_connections_that_do_not_shake_hands_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc_server, "HANDSHAKE_MS", 500)
+    monkeypatch.setattr(grpc_listener, "ARRIVAL_S", 0.5)
     async with open_frontend(EndpointsConfig()) as frontend:
         reader, writer = await asyncio.open_connection(*frontend.grpc_address.split(":"))
         await ends(reader)

@@ -1,0 +1,312 @@
+"""One connection of a client, and the one to the router that stands for it. Bytes pass as they came.
+
+    ARRIVING   the handshake of TLS, then the preface; the router knows nothing of it
+    OPEN       bytes go both ways, until one side ends or the client has cost too much
+    CLOSED
+
+It reads a side only when the other one has taken what came before, so it keeps one piece of each direction at most. Of
+a client that does not read, nothing more is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Protocol
+
+from router.grpc_listener.client_names import socket_path
+from router.grpc_listener.connection_cost import ConnectionCost
+from router.grpc_listener.frames import ENHANCE_YOUR_CALM, HEADERS, PREFACE, FrameReader, goaway
+
+PIECE_BYTES = 64 << 10
+"""Bytes that are read at once."""
+READ, WRITE = 1, 2
+"""What a side is watched for; as `selectors` counts."""
+
+
+class Stage(enum.Enum):
+    ARRIVING = enum.auto()
+    OPEN = enum.auto()
+    CLOSED = enum.auto()
+
+
+class Owner(Protocol):
+    """Whoever has the connections: it watches sockets and knows all of them."""
+
+    backend: str
+    """Path of the router's socket."""
+
+    def watch(self, sock: socket.socket, events: int, call: Callable[[int], None]) -> None:
+        """Calls when one of these events happens; no events: never."""
+
+    def may_begin_call(self, connection: Connection) -> bool:
+        """Returns whether a call may be passed on now. If not, `resume` is called when it is its turn."""
+
+    def now_s(self) -> float: ...
+
+    def cut(self, connection: Connection, why: str) -> None:
+        """Takes the client's socket over, which is closed a little later."""
+
+    def closed(self, connection: Connection) -> None: ...
+
+
+class Connection:
+    __slots__ = (
+        "_down",
+        "_events",
+        "_frames_down",
+        "_frames_up",
+        "_is_ending",
+        "_owner",
+        "_rest_down",
+        "_rest_up",
+        "_router",
+        "_up",
+        "_waiting",
+        "client",
+        "cost",
+        "idle_since_s",
+        "stage",
+    )
+
+    def __init__(self, owner: Owner, client: socket.socket) -> None:
+        self._owner = owner
+        self.client = client
+        self._router: socket.socket | None = None
+        self.stage = Stage.ARRIVING
+        self.cost = ConnectionCost(owner.now_s())
+        self.idle_since_s = owner.now_s()
+        """When it had an open call for the last time, or came."""
+        self._frames_up, self._frames_down = FrameReader(), FrameReader()
+        self._rest_up = self._rest_down = b""
+        """Halves of heads, which go on with the next piece."""
+        self._up = self._down = b""
+        """What the other side has not taken yet."""
+        self._waiting: bytes | None = None
+        """What came behind and with a call that has to wait for its turn."""
+        self._is_ending = False
+        """The router has ended it: it closes when the client has taken the rest."""
+        self._events = [0, 0]
+        self._update()
+
+    @property
+    def is_tls(self) -> bool:
+        return isinstance(self.client, ssl.SSLSocket)
+
+    def close(self) -> None:
+        if self.stage is not Stage.CLOSED:
+            self._leave()
+            self.client.close()
+            self._owner.closed(self)
+
+    def resume(self) -> None:
+        """Passes on the call that has waited, and what came behind it."""
+        waited, self._waiting = self._waiting, None
+        if waited is None or self.stage is not Stage.OPEN:
+            return
+        self._take_up(waited, is_granted=True)
+        if self.is_tls and self.stage is Stage.OPEN:
+            self._on_client(READ)  # what TLS has read already wakes nobody
+        self._update()
+
+    # The client's side
+
+    def _on_client(self, events: int) -> None:
+        if self.stage is Stage.CLOSED:  # by what happened at the same time
+            return
+        if isinstance(self.client, ssl.SSLSocket) and self.client.version() is None and not self._shake_hands():
+            return
+        if events & WRITE and self._down:
+            self._send_down(b"")
+        while self._reads_client():
+            piece = _received(self.client)
+            if piece is None:
+                break
+            if not piece:
+                self.close()
+                return
+            self._arrive(piece) if self.stage is Stage.ARRIVING else self._take_up(self._rest_up + piece)
+            if not (isinstance(self.client, ssl.SSLSocket) and self.client.pending()):
+                break
+        self._update()
+
+    def _shake_hands(self) -> bool:
+        assert isinstance(self.client, ssl.SSLSocket)
+        try:
+            self.client.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        except ssl.SSLWantWriteError:
+            self._owner.watch(self.client, WRITE, self._on_client)
+            self._events[0] = WRITE
+            return False
+        except OSError:
+            self.close()
+            return False
+        self._update()
+        return True
+
+    def _reads_client(self) -> bool:
+        return self.stage is not Stage.CLOSED and not (self._up or self._down or self._waiting or self._is_ending)
+
+    def _arrive(self, piece: bytes) -> None:
+        said = self._rest_up + piece
+        if not PREFACE.startswith(said[: len(PREFACE)]):
+            self.close()
+        elif len(said) < len(PREFACE):
+            self._rest_up = said
+        elif self._dial():
+            self._rest_up = b""
+            self.stage = Stage.OPEN
+            self._send_up(PREFACE)
+            self._take_up(said[len(PREFACE) :])
+
+    def _dial(self) -> bool:
+        try:
+            host, port = self.client.getpeername()[:2]
+            self._router = _dialled(self._owner.backend, host, port)
+        except OSError:
+            self.close()
+            return False
+        return True
+
+    def _take_up(self, piece: bytes, is_granted: bool = False) -> None:
+        """`is_granted`: its first frame begins a call whose turn it is."""
+        reader, cost = self._frames_up, self.cost
+        for at, length, kind, flags, stream in reader.frames(piece):
+            if kind == HEADERS and stream > cost.last_stream:
+                if not (is_granted or self._owner.may_begin_call(self)):
+                    reader.stop_before(at)
+                    self._waiting = piece[at:]
+                    break
+                is_granted = False
+            cost.came(length, kind, flags, stream)
+        self._rest_up = b"" if self._waiting else piece[reader.whole :]
+        why = cost.excess(self._owner.now_s())
+        if why is not None:
+            self._cut(why)
+            return
+        self._send_up(piece[: reader.whole])
+        self._note_idle()
+
+    def _send_up(self, piece: bytes) -> None:
+        if self._router is None:
+            return
+        left = _sent(self._router, self._up + piece)
+        if left is None:
+            self.close()
+        else:
+            self._up = left
+
+    # The router's side
+
+    def _on_router(self, events: int) -> None:
+        if events & WRITE and self._up:
+            self._send_up(b"")
+        if events & READ and not self._down and self._router is not None:
+            piece = _received(self._router)
+            if piece == b"":
+                self._is_ending = True
+                if not self._down:
+                    self.close()
+                    return
+            elif piece is not None:
+                self._take_down(self._rest_down + piece)
+        self._update()
+
+    def _take_down(self, piece: bytes) -> None:
+        reader, cost = self._frames_down, self.cost
+        for _, length, kind, flags, stream in reader.frames(piece):
+            cost.sent(length, kind, flags, stream)
+        self._rest_down = piece[reader.whole :]
+        self._send_down(piece[: reader.whole])
+        self._note_idle()
+
+    def _send_down(self, piece: bytes) -> None:
+        left = _sent(self.client, self._down + piece)
+        if left is None or (self._is_ending and not left):
+            self.close()
+        else:
+            self._down = left
+
+    # Both
+
+    def _note_idle(self) -> None:
+        if self.cost.has_calls:
+            self.idle_since_s = self._owner.now_s()
+
+    def _cut(self, why: str) -> None:
+        """Says why, where the last frame to the client has ended, and leaves its socket to the owner."""
+        if self._frames_down.is_between_frames and not self._down:
+            text = f"this connection costs too much for what its calls are worth: {why}"
+            _sent(self.client, goaway(self.cost.last_stream, ENHANCE_YOUR_CALM, text.encode()))
+        self._leave()
+        self._owner.cut(self, why)
+
+    def _leave(self) -> None:
+        self.stage = Stage.CLOSED
+        self._owner.watch(self.client, 0, self._on_client)
+        if self._router is not None:
+            self._owner.watch(self._router, 0, self._on_router)
+            self._router.close()
+            self._router = None
+        self._waiting = None
+
+    def _update(self) -> None:
+        """Watches what can be gone on with."""
+        if self.stage is Stage.CLOSED:
+            return
+        wanted = (READ if self._reads_client() else 0) | (WRITE if self._down else 0)
+        if wanted != self._events[0]:
+            self._events[0] = wanted
+            self._owner.watch(self.client, wanted, self._on_client)
+        if self._router is not None:
+            wanted = (0 if self._down or self._is_ending else READ) | (WRITE if self._up else 0)
+            if wanted != self._events[1]:
+                self._events[1] = wanted
+                self._owner.watch(self._router, wanted, self._on_router)
+
+
+def _dialled(backend: str, host: str, port: int) -> socket.socket:
+    """Connects to the router under the client's name. Raises OSError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    path = socket_path(backend, host, port)
+    try:
+        sock.setblocking(False)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        sock.bind(path)
+        try:
+            sock.connect(backend)
+        finally:
+            os.unlink(path)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _received(sock: socket.socket) -> bytes | None:
+    """Returns the next piece; b"" at the end, however it came, and None where there is none yet."""
+    try:
+        return sock.recv(PIECE_BYTES)
+    except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        return None
+    except OSError:
+        return b""
+
+
+def _sent(sock: socket.socket, piece: bytes) -> bytes | None:
+    """Sends what can be sent now. Returns what is left, or None where nobody takes it any more."""
+    if not piece:
+        return b""
+    try:
+        return piece[sock.send(piece) :]
+    except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        return piece
+    except OSError:
+        return None

@@ -1,0 +1,198 @@
+"""The loop of the process that stands before the router's gRPC port: it takes clients, and none without end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable
+
+from router.grpc_listener.call_window import CallWindow
+from router.grpc_listener.connection import PIECE_BYTES, READ, Connection, Stage
+
+ARRIVAL_S = 20.0
+"""For the handshake of TLS and the preface."""
+LINGER_S = 2.0
+"""A client that was cut is told so, and finds nobody who reads or closes for this time: a flood costs who sends it."""
+MOST_LINGERING = 1024
+ACCEPTS = 32
+"""Clients that are taken at once, before the others are looked after."""
+TRY_AGAIN_S = 0.1
+"""After no descriptor was left for a client."""
+LOOK_S = 0.5
+"""Between two looks for clients that did not arrive in time."""
+STOP_S = 2.0
+"""Time for clients to take the rest when the router has ended."""
+SEEN, LEAVE = b".", b"l"
+"""What the router writes: it has looked at a call; take no more clients. At the end of its writing, it has ended."""
+
+Context = Callable[[], ssl.SSLContext]
+Handler = Callable[[int], None]
+
+
+class Listener:
+    def __init__(
+        self, listening: socket.socket, control: int, backend: str, most: int, context: Context | None, told: int
+    ) -> None:
+        """`control`: what the router writes. `told`: where it reads why connections were cut. `most` connections."""
+        self.backend = backend
+        self._listening = listening
+        self._control = control
+        self._told = told
+        self._most = most
+        self._context = context
+        self._selector = selectors.DefaultSelector()
+        self._now_s = time.monotonic()
+        self._connections: dict[Connection, None] = {}
+        """The one that came first comes first."""
+        self._lingering: deque[tuple[float, socket.socket]] = deque()
+        self._window = CallWindow()
+        self._turns: dict[Connection, None] = {}
+        """Connections whose next call waits; the next one comes first."""
+        self._accepts_at_s: float | None = None
+        """When clients are taken again. None: they are."""
+        self._looks_at_s = self._now_s + LOOK_S
+        self._ends_at_s: float | None = None
+
+    def run(self) -> None:
+        """Returns when the router has ended, and clients have the rest of what it said."""
+        self._selector.register(self._control, selectors.EVENT_READ, self._on_control)
+        self.watch(self._listening, READ, self._on_listening)
+        while self._ends_at_s is None or (self._connections and self._now_s < self._ends_at_s):
+            ready = self._selector.select(self._wait_s())
+            self._now_s = time.monotonic()
+            for key, events in ready:
+                key.data(events)
+            self._grant()
+            self._look()
+
+    # For connections
+
+    def watch(self, sock: socket.socket, events: int, call: Handler) -> None:
+        if sock.fileno() < 0:
+            return
+        if not events:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(sock)
+            return
+        try:
+            self._selector.modify(sock, events, call)
+        except KeyError:
+            self._selector.register(sock, events, call)
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def may_begin_call(self, connection: Connection) -> bool:
+        if not self._turns and self._window.take(self._now_s):
+            return True
+        self._turns[connection] = None
+        return False
+
+    def cut(self, connection: Connection, why: str) -> None:
+        self._forget(connection)
+        self._lingering.append((self._now_s + LINGER_S, connection.client))
+        if len(self._lingering) > MOST_LINGERING:
+            self._lingering.popleft()[1].close()
+        with contextlib.suppress(OSError):
+            os.write(self._told, f"{why}\n".encode())
+
+    def closed(self, connection: Connection) -> None:
+        self._forget(connection)
+
+    def _forget(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
+        self._turns.pop(connection, None)
+
+    # Its own events
+
+    def _on_listening(self, _: int) -> None:
+        for _ in range(ACCEPTS):
+            try:
+                client, _ = self._listening.accept()
+            except (BlockingIOError, ConnectionError):
+                return
+            except OSError:  # no descriptor is left
+                self.watch(self._listening, 0, self._on_listening)
+                self._accepts_at_s = self._now_s + TRY_AGAIN_S
+                return
+            self._take(client)
+
+    def _take(self, client: socket.socket) -> None:
+        client.setblocking(False)
+        with contextlib.suppress(OSError):
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._context is not None:
+            try:
+                client = self._context().wrap_socket(client, server_side=True, do_handshake_on_connect=False)
+            except OSError:
+                client.close()
+                return
+        self._connections[Connection(self, client)] = None
+        if len(self._connections) > self._most:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Closes the oldest connection on which nothing was answered, or else the one that is idle for longest, or else
+        the newest.
+        """
+        idle = [each for each in self._connections if not each.cost.has_calls]
+        unused = next((each for each in idle if not each.cost.useful_calls), None)
+        if unused is None:
+            unused = min(idle, key=lambda each: each.idle_since_s, default=next(reversed(self._connections)))
+        unused.close()
+
+    def _on_control(self, _: int) -> None:
+        said = os.read(self._control, PIECE_BYTES)
+        if not said:
+            self._selector.unregister(self._control)
+            self._leave()
+            self._ends_at_s = self._now_s + STOP_S
+            return
+        self._window.seen(said.count(SEEN))
+        if LEAVE in said:
+            self._leave()
+
+    def _leave(self) -> None:
+        self.watch(self._listening, 0, self._on_listening)
+        self._accepts_at_s = None
+        self._listening.close()
+
+    # What time brings
+
+    def _grant(self) -> None:
+        while self._turns and self._window.take(self._now_s):
+            connection = next(iter(self._turns))
+            del self._turns[connection]
+            connection.resume()
+
+    def _look(self) -> None:
+        while self._lingering and self._lingering[0][0] <= self._now_s:
+            self._lingering.popleft()[1].close()
+        if self._accepts_at_s is not None and self._now_s >= self._accepts_at_s:
+            self._accepts_at_s = None
+            self.watch(self._listening, READ, self._on_listening)
+        if self._now_s >= self._looks_at_s:
+            self._looks_at_s = self._now_s + LOOK_S
+            late = [
+                each
+                for each in self._connections
+                if each.stage is Stage.ARRIVING and each.idle_since_s + ARRIVAL_S < self._now_s
+            ]
+            for each in late:
+                each.close()
+
+    def _wait_s(self) -> float:
+        """Returns for how long nothing but events is to be looked after."""
+        until_s = [self._looks_at_s]
+        if self._turns and (expires_s := self._window.expires_s()) is not None:
+            until_s.append(expires_s)
+        if self._lingering:
+            until_s.append(self._lingering[0][0])
+        if self._accepts_at_s is not None:
+            until_s.append(self._accepts_at_s)
+        return max(0.0, min(until_s) - time.monotonic())

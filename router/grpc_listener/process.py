@@ -1,0 +1,45 @@
+"""The process that has the clients' gRPC port. It reads what the router writes to its stdin, and ends with that.
+
+`python -m router.grpc_listener.process LISTENING_DESCRIPTOR BACKEND MOST_CONNECTIONS [CERT KEY [CA]]`
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import ssl
+import sys
+
+from router.grpc_listener.listener import Context, Listener
+
+
+def main() -> None:
+    descriptor, backend, most, *files = sys.argv[1:]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the router, which then ends this
+    listening = socket.socket(fileno=int(descriptor))
+    listening.setblocking(False)
+    os.set_blocking(1, False)
+    Listener(listening, 0, backend, int(most), _context(files) if files else None, 1).run()
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(backend)  # where the router could not
+
+
+def _context(files: list[str]) -> Context:
+    from twostroke.base.credentials import TlsConfig
+    from twostroke.security.tls import Certificates, CertificateUse
+
+    cert, key, *ca = files
+    certificates = Certificates(TlsConfig(cert=cert, key=key, ca=ca[0] if ca else None), CertificateUse.CLIENTS)
+
+    def current() -> ssl.SSLContext:
+        context = certificates.server
+        context.set_alpn_protocols(["h2"])
+        return context
+
+    return current
+
+
+if __name__ == "__main__":
+    main()

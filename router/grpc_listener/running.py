@@ -1,0 +1,120 @@
+"""What a router does about its gRPC port: it starts the process that has the port, and starts it again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable
+
+from router.grpc_listener.listener import LEAVE, SEEN, STOP_S
+from twostroke.base.credentials import TlsConfig
+from twostroke.security.trusted_paths import private_folder, remove_abandoned_sockets
+
+log = logging.getLogger(__name__)
+
+FOLDER, SUFFIX = "grpc", ".router"
+LEAST_AGE_S = 60.0
+"""Sockets of other routers that are younger may be about to listen."""
+END_S = STOP_S + 1.0
+"""Time for the process to end after its router has."""
+AGAIN_S = 0.5
+"""Between two starts, where the process ends by itself."""
+
+
+class ListenerProcess:
+    """What clients send before the process is up, and between two of them, waits in the listening socket."""
+
+    def __init__(
+        self, listening: socket.socket, most_connections: int, tls: TlsConfig | None, count_cut: Callable[[str], None]
+    ) -> None:
+        """`count_cut` is called for each connection that was cut, with the reason."""
+        folder = private_folder(FOLDER)
+        remove_abandoned_sockets(folder, SUFFIX, LEAST_AGE_S)
+        self.backend = str(folder / f"{secrets.token_hex(8)}{SUFFIX}")
+        """Path of the Unix socket at which the router's gRPC server listens."""
+        self.port = int(listening.getsockname()[1])
+        self.most = most_connections
+        self._listening = listening
+        files = [] if tls is None else [tls.cert, tls.key, *([] if tls.ca is None else [tls.ca])]
+        self._arguments = [str(listening.fileno()), self.backend, str(most_connections), *files]
+        self._count_cut = count_cut
+        self._control: int | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._is_leaving = False
+
+    def start(self) -> None:
+        self._running = asyncio.create_task(self._run(), name="grpc listener")
+
+    def saw_call(self) -> None:
+        """Says that the router has looked at one more call."""
+        self._say(SEEN)
+
+    def leave(self) -> None:
+        """Takes no more clients; those that are there stay."""
+        if not self._is_leaving:
+            self._is_leaving = True
+            self._say(LEAVE)
+            self._listening.close()
+
+    async def end(self) -> None:
+        """Ends the process after its clients have the rest of what the router said to them."""
+        self.leave()
+        self._end_control()
+        if self._running is not None:
+            await asyncio.wait([self._running], timeout=END_S)
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+            self._running = None
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.backend)
+
+    async def _run(self) -> None:
+        while not self._is_leaving:
+            theirs, ours = os.pipe()
+            os.set_blocking(ours, False)
+            self._control = ours
+            try:
+                await self._serve(theirs)
+            except OSError as error:
+                log.error("no process for the gRPC port error=%s", error)
+            finally:
+                self._end_control()
+            if not self._is_leaving:
+                await asyncio.sleep(AGAIN_S)
+
+    async def _serve(self, control: int) -> None:
+        """Runs the process until it ends. `control`: what it reads, and is to be closed here."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "router.grpc_listener.process", *self._arguments),
+                stdin=control,
+                stdout=asyncio.subprocess.PIPE,
+                pass_fds=(self._listening.fileno(),),
+            )
+        finally:
+            os.close(control)
+        assert process.stdout is not None
+        try:
+            async for reason in process.stdout:
+                self._count_cut(reason.decode().strip())
+            status = await process.wait()
+        except asyncio.CancelledError:
+            process.kill()
+            raise
+        if not self._is_leaving:
+            log.error("the process of the gRPC port ended, its clients have to connect again status=%d", status)
+
+    def _say(self, what: bytes) -> None:
+        if self._control is not None:
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):  # it reads later, or has ended
+                os.write(self._control, what)
+
+    def _end_control(self) -> None:
+        if self._control is not None:
+            os.close(self._control)
+            self._control = None

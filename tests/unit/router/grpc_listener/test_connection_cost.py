@@ -1,0 +1,174 @@
+"""What frames cost a connection, and what pays for them, on a clock of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from router.grpc_listener import connection_cost as costs
+from router.grpc_listener.connection_cost import ConnectionCost
+from router.grpc_listener.frames import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_STREAM,
+    HEADERS,
+    PING,
+    RST_STREAM,
+    SETTINGS,
+    FrameReader,
+    goaway,
+)
+from tests.trials.chaos.neighbours.wire import PRIORITY, WINDOW, frame
+
+MESSAGE = 60
+"""Bytes of a token's message."""
+
+
+class Played:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.cost = ConnectionCost(0.0)
+        self.why: str | None = None
+
+    def came(self, kind: int, length: int = 8, flags: int = 0, stream: int = 0) -> None:
+        self.cost.came(length, kind, flags, stream)
+        self.why = self.why or self.cost.excess(self.now_s)
+
+    def sent(self, kind: int, length: int = 8, flags: int = 0, stream: int = 0) -> None:
+        self.cost.sent(length, kind, flags, stream)
+
+    def call(self, stream: int) -> None:
+        self.came(HEADERS, 200, 0, stream)
+        self.came(DATA, 500, END_STREAM, stream)
+
+    def answer(self, stream: int, messages: int = 1) -> None:
+        self.sent(HEADERS, 30, 0, stream)
+        for _ in range(messages):
+            self.sent(DATA, MESSAGE, 0, stream)
+
+    def end(self, stream: int) -> None:
+        self.sent(HEADERS, 20, END_STREAM, stream)
+
+
+def _reset(played: Played, n: int) -> None:
+    played.call(2 * n + 1)
+    played.came(RST_STREAM, 4, 0, 2 * n + 1)
+
+
+def _refused(played: Played, n: int) -> None:
+    played.call(2 * n + 1)
+    played.end(2 * n + 1)
+
+
+FLOODS: dict[str, Callable[[Played, int], None]] = {
+    "pings": lambda played, n: played.came(PING),
+    "acknowledged pings that nobody sent": lambda played, n: played.came(PING, 8, ACK),
+    "settings": lambda played, n: played.came(SETTINGS, 6),
+    "windows": lambda played, n: played.came(WINDOW, 4),
+    "priorities": lambda played, n: played.came(PRIORITY, 5, 0, n),
+    "unknown frames": lambda played, n: played.came(0xAA, 100),
+    "empty data": lambda played, n: played.came(DATA, 0, 0, 1),
+    "bytes of data": lambda played, n: played.came(DATA, 1, 0, 1),
+    "trailers": lambda played, n: played.came(HEADERS, 20, END_STREAM, 0),
+    "resets": _reset,
+    "refused calls": _refused,
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_frames_and_calls_that_come_to_nothing_spend_the_credit(name: str) -> None:
+    played = Played()
+    for number in range(2 * costs.FIRST_CREDIT):
+        FLOODS[name](played, number)
+    assert played.why == costs.FRAMES
+
+
+def test_windows_of_one_byte_are_not_paid_by_the_bytes_that_they_let_through() -> None:
+    played = Played()
+    played.call(1)
+    for _ in range(10_000):
+        played.came(WINDOW, 4, 0, 1)
+        played.sent(DATA, 1, 0, 1)
+    assert played.why == costs.FRAMES
+
+
+def test_header_fields_without_an_end_are_too_many_at_once() -> None:
+    played = Played()
+    played.came(HEADERS, 16_000, 0, 1)
+    for _ in range(3):
+        played.came(CONTINUATION, 16_000, 0, 1)
+    assert played.why is None
+    played.came(CONTINUATION, 16_000, 0, 1)
+    assert played.why == costs.HEADERS_WITHOUT_END
+
+
+def test_a_client_that_measures_and_opens_windows_for_each_token_is_never_cut() -> None:
+    played = Played()
+    for call in range(20):
+        stream = 2 * call + 1
+        played.call(stream)
+        for _ in range(2000):
+            played.answer(stream)
+            played.came(PING)
+            played.came(WINDOW, 4, 0, stream)
+        played.end(stream)
+    assert played.why is None
+
+
+def test_pings_as_often_as_grpc_allows_are_never_too_many() -> None:
+    played = Played()
+    for half_seconds in range(100_000):
+        played.now_s = half_seconds / 2
+        played.came(PING)
+    assert played.why is None
+
+
+def test_a_client_may_give_up_all_its_calls_at_once_when_some_were_answered_before() -> None:
+    played = Played()
+    for call in range(300):
+        played.call(2 * call + 1)
+        played.answer(2 * call + 1)
+        played.end(2 * call + 1)
+    for call in range(300, 4300):
+        played.call(2 * call + 1)
+    for call in range(300, 4300):
+        played.came(RST_STREAM, 4, 0, 2 * call + 1)
+    assert played.why is None
+
+
+def test_answers_that_the_client_breaks_off_cost_nothing_more() -> None:
+    played = Played()
+    for call in range(10_000):
+        played.call(2 * call + 1)
+        played.answer(2 * call + 1)
+        played.came(RST_STREAM, 4, 0, 2 * call + 1)
+    assert played.why is None
+
+
+def test_what_the_router_asks_for_is_paid_for() -> None:
+    played = Played()
+    for _ in range(10_000):
+        played.sent(PING)
+        played.came(PING, 8, ACK)
+        played.sent(SETTINGS)
+        played.came(SETTINGS, 0, ACK)
+    assert played.why is None
+
+
+def test_frames_are_found_in_whatever_pieces_they_come() -> None:
+    said = b"".join(
+        (frame(HEADERS, 4, 1, b"x" * 300), frame(PING, 0, 0, b"p" * 8), frame(DATA, 1, 1, b""), goaway(3, 11, b"why"))
+    )
+    whole = [head[1:] for head in FrameReader().frames(said)]
+    assert [kind for _, kind, _, _ in whole] == [HEADERS, PING, DATA, 7]
+    for size in (1, 2, 7, 9, 10, 64, 313):
+        reader, found, rest, passed = FrameReader(), [], b"", b""
+        for at in range(0, len(said), size):
+            piece = rest + said[at : at + size]
+            found += [head[1:] for head in reader.frames(piece)]
+            passed, rest = passed + piece[: reader.whole], piece[reader.whole :]
+        assert found == whole
+        assert passed == said
+        assert reader.is_between_frames
