@@ -51,7 +51,7 @@ help:
 	@echo "make schemas ARGS=\"--set FILE\"  JSON schemas of a set (default: a sample), instances and random answers of each; --write: into docs/structured-output.md"
 	@echo "make neighbours        an honest client beside a hundred hostile ones, for 10 minutes: ARGS=\"--for 30m --seed 3\""
 	@echo "make adapters          sixteen LoRA adapters that are loaded, replaced and unloaded every second under load, 3 minutes"
-	@echo "make mutants           almost two hundred mistakes in copies of the tree, each with the test that notices it, 15 minutes: ARGS=\"-j 4 'noise-*'\""
+	@echo "make mutants           more than two hundred mistakes in copies of the tree, each with the test that notices it, 15 minutes: ARGS=\"-j 4 'noise-*'\""
 	@echo "make gpu               check and time everything on one GPU; needs torch, Triton, numpy and pydantic alone (GPU_PYTHON=...)"
 	@echo "make proto             regenerate twostroke/rpc/v1 from proto/ (make proto-check: is it up to date?)"
 	@echo "make settings          write docs/settings.md, the table of all settings, from twostroke/config"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.mutants.mutant import Mutant
-from tests.mutants.table import clients, index, models, pages, routing, sampling, steps
+from tests.mutants.table import clients, index, models, pages, routing, sampling, steps, usage
 
 MUTANTS: Final[tuple[Mutant, ...]] = (
     *pages.MUTANTS,
@@ -15,4 +15,5 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     *models.MUTANTS,
     *routing.MUTANTS,
     *clients.MUTANTS,
+    *usage.MUTANTS,
 )

@@ -171,4 +171,14 @@ MUTANTS: Final = (
             "tests/unit/router/serving/test_dispatch.py::test_a_prompt_seen_before_is_reused_and_goes_to_the_same_worker"
         ),
     ),
+    Mutant(
+        name="right-amid-parts",
+        claim="routers tell each other whole sets of blocks alone",
+        file="router/routing/prefix_index.py",
+        old="held.sequence, held.awaited = None, (batch.sequence, batch.part + 1)",
+        new="held.awaited = (batch.sequence, batch.part + 1)",
+        test=(
+            "tests/unit/router/routing/test_event_parts.py::test_an_index_that_was_right_is_not_amid_the_parts_of_what_follows"
+        ),
+    ),
 )

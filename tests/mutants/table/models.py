@@ -252,4 +252,28 @@ MUTANTS: Final = (
         new="if file.name:",
         test="tests/unit/engine/cores/test_cores.py::test_who_comes_while_the_last_one_leaves_has_its_core_alone",
     ),
+    Mutant(
+        name="adapter-dropped-before-forgotten",
+        claim="no answer is that of an adapter which is not served",
+        file="twostroke/worker/adapters/cache.py",
+        old=(
+            "        del self._loaded[digest]  # first: no sequence may begin with it while a step ends\n"
+            "        await self._engine.between_steps(partial(self._slots.drop, digest))\n"
+        ),
+        new=(
+            "        await self._engine.between_steps(partial(self._slots.drop, digest))\n"
+            "        del self._loaded[digest]\n"
+        ),
+        test=(
+            "tests/unit/worker/test_adapter_cache.py::test_no_sequence_begins_with_an_adapter_that_is_being_put_or_dropped"
+        ),
+    ),
+    Mutant(
+        name="own-lateness-is-a-ranks-silence",
+        claim="a rank that does not freeze is not lost",
+        file="twostroke/ranks/processes.py",
+        old="self._look_for_beats(min(now_s - looked_s, 2 * BEAT_S))",
+        new="self._look_for_beats(now_s - looked_s)",
+        test=("tests/unit/ranks/test_processes.py::test_a_first_rank_that_was_stopped_itself_blames_nobody"),
+    ),
 )

@@ -395,4 +395,35 @@ MUTANTS: Final = (
             "tests/unit/worker/tiers/test_race.py::test_a_load_that_becomes_slow_is_given_up_and_its_blocks_are_pulled"
         ),
     ),
+    Mutant(
+        name="first-epoch-is-the-fence",
+        claim="an earlier epoch of a worker reads no pages",
+        file="twostroke/transfer/sockets/handshake.py",
+        old="            self._incarnations[worker_id] = epoch.incarnation\n",
+        new="",
+        test=("tests/unit/transfer/test_conformance.py::test_an_earlier_life_of_a_reader_is_refused_after_a_later_one"),
+    ),
+    Mutant(
+        name="fetching-for-nobody",
+        claim="what nobody wants any more is fetched no further",
+        file="prefill_worker/jobs.py",
+        old=(
+            "        self._host.scheduler.end(self.sequence)\n"
+            "        self._host.pulls.prune()\n"
+            "        self._host.loop.wake()\n"
+            "        self._on_close"
+        ),
+        new="        self._host.scheduler.end(self.sequence)\n        self._host.loop.wake()\n        self._on_close",
+        test=("tests/unit/worker/supply/test_peer_pulls.py::test_a_source_that_nobody_asks_any_more_stops_fetching"),
+    ),
+    Mutant(
+        name="left-out-pages-land",
+        claim="one load serves all who wait, and writes to no page that is computed meanwhile",
+        file="twostroke/worker/tiers/reader.py",
+        old="if self._is_given_up or self.is_left_out(read):",
+        new="if self._is_given_up:",
+        test=(
+            "tests/unit/worker/tiers/test_reader.py::test_what_is_left_out_of_a_job_lands_no_more_also_while_it_is_read"
+        ),
+    ),
 )

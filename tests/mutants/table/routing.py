@@ -197,4 +197,34 @@ MUTANTS: Final = (
             "tests/unit/router/serving/test_dispatch_failures.py::test_a_request_that_two_workers_cannot_compute_is_nobodys_third_failure"
         ),
     ),
+    Mutant(
+        name="turns-saved-without-end",
+        claim="one tenant's flood does not starve another one, also one that its worker kept waiting",
+        file="router/admission/fair_queue.py",
+        old="tenant.served_s = max(tenant.served_s, least_s) + entry.cost_s",
+        new="tenant.served_s += entry.cost_s",
+        test=(
+            "tests/unit/router/admission/test_fair_queue.py::test_a_tenant_whose_worker_was_busy_keeps_a_few_turns_and_not_all_that_it_missed"
+        ),
+    ),
+    Mutant(
+        name="best-holder-has-no-peer",
+        claim="prefixes are fetched where that is the cheapest: a slow disk of one's own is passed by",
+        file="router/routing/policies/priced.py",
+        old="best.append(holding[:2])",
+        new="best.append(holding[:1])",
+        test=(
+            "tests/unit/router/routing/test_priced.py::test_who_holds_most_on_a_slow_disk_fetches_from_the_next_best_holder"
+        ),
+    ),
+    Mutant(
+        name="arrivals-fall",
+        claim="counts of workers follow the load of all routers",
+        file="cluster/supervisor/reconcile/autoscaler.py",
+        old="self._arrived += max(0, report.arrived - known.arrived)",
+        new="self._arrived += report.arrived - known.arrived",
+        test=(
+            "tests/unit/cluster/supervisor/reconcile/test_autoscaler.py::test_arrivals_are_those_of_all_routers_and_never_fall"
+        ),
+    ),
 )

@@ -179,4 +179,12 @@ MUTANTS: Final = (
             "tests/unit/scheduler/test_draft_rows.py::test_a_drafted_token_is_drawn_at_the_position_at_which_the_answer_would_draw_it"
         ),
     ),
+    Mutant(
+        name="digits-of-proposals-from-zero",
+        claim="speculation changes no token of an answer with a grammar",
+        file="twostroke/grammar/state.py",
+        old="copy._renewed_at, copy._digits = self._renewed_at, self._digits",
+        new="copy._renewed_at = self._renewed_at",
+        test=("tests/unit/grammar/test_digits.py::test_what_is_bounded_depends_on_the_text_alone"),
+    ),
 )

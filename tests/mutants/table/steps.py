@@ -207,4 +207,28 @@ MUTANTS: Final = (
             "tests/unit/worker/test_branches.py::test_a_request_for_a_missing_branch_is_refused_with_its_field[grammar]"
         ),
     ),
+    Mutant(
+        name="earlier-deadline-stays",
+        claim="a deadline is that of the router which has the request",
+        file="decode_worker/request_manager.py",
+        old=(
+            "        if state.timer is not None:\n"
+            "            state.timer.cancel()\n"
+            "        if state.attempt.request.deadline_s is not None:"
+        ),
+        new="        if state.attempt.request.deadline_s is not None:",
+        test=(
+            "tests/unit/decode_worker/test_reattach.py::test_an_earlier_deadline_of_the_one_that_had_it_ends_nothing_any_more"
+        ),
+    ),
+    Mutant(
+        name="draft-in-place-of-the-last-token",
+        claim="drafts end before the last token of an answer",
+        file="twostroke/scheduler/constraints/drafting.py",
+        old="limits.max_model_len - known) - 1",
+        new="limits.max_model_len - known)",
+        test=(
+            "tests/unit/scheduler/test_drafting.py::test_drafts_leave_the_last_token_of_an_answer_and_of_the_context_to_a_draw"
+        ),
+    ),
 )

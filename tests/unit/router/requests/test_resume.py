@@ -303,8 +303,9 @@ async def test_what_is_computed_once_more_for_a_resumed_stream_counts_and_what_a
             async for choice, delta in super().generate(request):
                 yield choice, delta._replace(is_recovered=is_recovered)
 
+    metrics = RouterMetrics()
     dispatcher = Dispatcher(script=script)
-    handler = RequestHandler(dispatcher, InlinePreparer(ByteText()), RouterMetrics(), model="toy", seeds=Seeds())
+    handler = RequestHandler(dispatcher, InlinePreparer(ByteText()), metrics, model="toy", seeds=Seeds())
     wanted = _prepared({"stream": True, "prompt": "x", "n": 3, "max_tokens": 12})
     sent = (Sent(5), Sent(12, is_finished=True), Sent(4))
     point = replace(StreamPoint.begin("r", 3), resumptions=1, sent=sent)
@@ -314,6 +315,12 @@ async def test_what_is_computed_once_more_for_a_resumed_stream_counts_and_what_a
     reply = OpenAIReply(wanted, point, "toy", ByteText(), SentProgress(point))
     await AnswerResponse(handler, ask, lambda: reply, error_body, stream=True)({}, _never, _sent)
     assert sum(spent) == charged
+    counted = {
+        name: metrics.registry.get_sample_value(f"twostroke_{name}", {"role": "router"})
+        for name in ("prompt_tokens_total", "generation_tokens_total", "ttft_seconds_count")
+    }
+    counted_once = {"prompt_tokens_total": 0, "generation_tokens_total": 7 + 8, "ttft_seconds_count": 0}
+    assert counted == counted_once, "the router before has counted the prompt, and what the client has"
 
 
 async def _sent(message: Message) -> None: ...

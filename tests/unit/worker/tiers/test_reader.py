@@ -152,6 +152,18 @@ def test_jobs_on_both_threads_can_be_given_up_and_land_nothing(rig: Rig) -> None
         assert not any(rig.memory.page(read.page).any() for read in job.reads)
 
 
+def test_what_is_left_out_of_a_job_lands_no_more_also_while_it_is_read(rig: Rig) -> None:
+    rig.reads(1)  # its bytes are those of an empty page
+    job, _, ended = rig.start_stuck(3)
+    under_way, later, kept = job.reads
+    job.leave_out([under_way.block, later.block])
+    rig.fetchers.answers.set()
+    ended.result(10)
+    assert [result.read for result in job.take_results()] == [kept]
+    assert not any(rig.memory.page(read.page).any() for read in (under_way, later))
+    assert rig.has_landed([kept])
+
+
 def test_an_error_of_one_thread_ends_its_job_and_not_the_other_ones(rig: Rig) -> None:
     long, _, long_ended = rig.start_stuck(10)
     _, thread, ended = rig.start(rig.reads(1, BROKEN))
