@@ -246,6 +246,8 @@ class SimulatedLoop:
             return
         if self._flight is not None:
             self._cut()
+            if self._scheduler.has_new:
+                self._queue.at(self._queue.now_s, self._admit_new)
         elif not self._is_woken:
             self._is_woken = True
             self._queue.at(self._queue.now_s, self._begin_if_idle)
@@ -283,12 +285,7 @@ class SimulatedLoop:
         scheduler, role, watch = self._scheduler, self._role, self._watch
         assert role is not None
         assert watch is not None
-        watch.prefetch.begin_admission(scheduler.next_waiting())
-        admitted = scheduler.admit()
-        for admission in admitted:
-            watch.admitted(admission)
-            role.admitted(admission)
-        watch.prefetch.end_admission(scheduler.running)
+        admitted = self._admit()
         role.planning()
         step = scheduler.plan(self.budget)
         preempted = scheduler.take_preempted()
@@ -306,6 +303,24 @@ class SimulatedLoop:
         flight.steps = min(flight.steps, watch.most_steps(flight))
         self._flight = flight
         self._end = self._queue.at(flight.end_s, self._ended)
+
+    def _admit(self) -> ListOf[AdmittedSequence]:
+        scheduler, role, watch = self._scheduler, self._role, self._watch
+        assert role is not None
+        assert watch is not None
+        watch.prefetch.begin_admission(scheduler.next_waiting())
+        admitted = scheduler.admit()
+        for admission in admitted:
+            watch.admitted(admission)
+            role.admitted(admission)
+        watch.prefetch.end_admission(scheduler.running)
+        return admitted
+
+    def _admit_new(self) -> None:
+        """Admits new sequences beside the step that runs, as the live work loop does."""
+        if self._flight is not None and self._scheduler.has_new and not self._is_over:
+            self._admit()
+            self._host.notify()
 
     def _cut(self) -> None:
         flight = self._flight
