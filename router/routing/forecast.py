@@ -157,8 +157,9 @@ class Forecaster:
         if known_s is not None:
             return known_s
         snapshot, step_s = self._snapshot, self.step_s(decode)
-        tail = max(1, snapshot.known_tokens - snapshot.full_blocks * snapshot.block_size) if pulls else 0
-        tail_s = step_s + self.cost(decode).of_prompt(tail, snapshot.known_tokens - tail, 0)
+        rest = snapshot.known_tokens - snapshot.full_blocks * snapshot.block_size
+        tail = max(0, rest - 1) if pulls else 0  # the last token runs as a stream's
+        tail_s = step_s + self.cost(decode).of_prompt(tail, snapshot.known_tokens - rest, 0)
         tail_s += step_s / 2 if decode.running else 0.0
         self._tails_s[decode.worker, pulls] = tail_s
         return tail_s

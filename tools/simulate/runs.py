@@ -15,6 +15,8 @@ from tools.simulate.fleet.results import SimulatedRun
 from tools.simulate.fleet.routing.simulated_routing import RoutingSetup
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulation import simulate
+from tools.simulate.fleet.worker.host import FastParts
+from tools.simulate.fleet.worker.steps import StepLengths
 from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import policy_of
 
@@ -30,6 +32,8 @@ class Trial:
     peer_pulls: bool = True
     holds: bool = False
     """Whether requests wait in routers for their turn, as live ones let them, and not at their workers."""
+    lengths: StepLengths | None = None
+    """The lengths of steps, where the shape's costs do not say them."""
 
 
 COLLECT_AT = 200_000
@@ -77,7 +81,8 @@ def run_trial(trial: Trial) -> SimulatedRun:
         trial.variant, lambda: policy_of(trial.variant, peer_pulls=trial.peer_pulls), holds=trial.holds
     )
     with _collecting_rarely():
-        return simulate(paced(trial.trace, trial.rate_scale), trial.shape, setup)
+        parts = None if trial.lengths is None else FastParts(trial.lengths)
+        return simulate(paced(trial.trace, trial.rate_scale), trial.shape, setup, parts=parts)
 
 
 @contextlib.contextmanager

@@ -59,6 +59,8 @@ class Scheduler:
         """Running sequences in order of admission; preemption takes from the end."""
         self._in_flight: frozenset[Sequence] = frozenset()
         self._preempted: list[Sequence] = []
+        self.has_new = False
+        """Sequences were enqueued since the last admission."""
         self._chooser = ChunkChooser(
             self._running, self._progress, limits, branches.extension, self._emitter.late, self._preempt
         )
@@ -89,13 +91,18 @@ class Scheduler:
         sequence.constraints = self._shared + sequence.constraints
         self._wait(sequence)
         self._waiting.append(sequence)
+        self.has_new = True
 
     def next_waiting(self) -> list[Sequence]:
         """Returns the waiting sequences that the next `admit` looks at, in their order."""
         return list(itertools.islice(self._waiting, ADMISSION_LOOKAHEAD))
 
     def admit(self) -> list[AdmittedSequence]:
-        """Claims pages for waiting sequences in order. One that fits may pass one that does not, `max_passes` times."""
+        """Claims pages for waiting sequences in order. One that fits may pass one that does not, `max_passes` times.
+
+        A step may be in flight: it uses no page that can be claimed.
+        """
+        self.has_new = False
         admitted: list[AdmittedSequence] = []
         passed: list[Sequence] = []
         for _ in range(min(ADMISSION_LOOKAHEAD, len(self._waiting))):

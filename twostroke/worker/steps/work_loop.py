@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from twostroke.base.errors import EngineLost
 from twostroke.base.fault_points import Point, reach
@@ -116,13 +117,21 @@ class WorkLoop:
         self._profiler = profiler
         self._began_s = 0.0
         """When the latest step began."""
+        self._admit_beside: Callable[[], None] | None = None
+        """Admits new sequences beside the step that runs; None where none runs."""
         self.prefill_busy_s = 0.0
         """Step time spent on prompt tokens since the epoch began."""
         self.stream_steps = StreamSteps()
 
     def wake(self) -> None:
-        """Wakes the loop after a change that the next plan should see."""
+        """Wakes the loop after a change that the next plan should see.
+
+        New sequences are admitted while a step runs: what they pull is on its way before the step ends, and what they
+        find here is announced.
+        """
         self._wake.set()
+        if self._admit_beside is not None and self._scheduler.has_new:
+            asyncio.get_running_loop().call_soon(self._admit_new)
 
     @property
     def budget(self) -> Budget:
@@ -145,6 +154,7 @@ class WorkLoop:
     async def run(self, role: RoleHandlers, prefetch: Prefetching) -> None:
         """Runs steps until cancelled. Raises EngineLost if the engine cannot be trusted with another step."""
         emissions: list[Emission] = []
+        admit = functools.partial(self._admit, role, prefetch)
         while True:
             self._wake.clear()
             work = None if self._between is None else self._between.begin()
@@ -156,6 +166,7 @@ class WorkLoop:
                 self.stream_steps.worked_between(asyncio.get_running_loop().time() - begun_s)
             with self._profiler.slice(WORK_LOOP, "admit"):
                 self._admit(role, prefetch)
+                role.planning()
                 late = self._scheduler.take_late()
                 self.stream_steps.became_known(late)
                 emissions += late
@@ -173,6 +184,7 @@ class WorkLoop:
             # The previous step's tokens are sent while the engine runs the next step.
             self._send(emissions, role)
             if step is not None and running is not None:
+                self._admit_beside = admit
                 emissions = await self._update(step, running, role)
             else:
                 emissions = []
@@ -201,7 +213,11 @@ class WorkLoop:
             self._metrics.admitted(admission.sequence)
             role.admitted(admission)
         prefetch.end_admission(self._scheduler.running)
-        role.planning()
+
+    def _admit_new(self) -> None:
+        if self._admit_beside is not None and self._scheduler.has_new:
+            self._admit_beside()
+            self._progress.notify()
 
     def _plan(self, role: RoleHandlers) -> Step | None:
         budget = self.budget
@@ -218,7 +234,10 @@ class WorkLoop:
 
     async def _update(self, step: Step, running: asyncio.Future[StepResult], role: RoleHandlers) -> list[Emission]:
         try:
-            result = await running
+            try:
+                result = await running
+            finally:
+                self._admit_beside = None
         except Exception as error:
             await self._recover(step, error, role)
             return []

@@ -1,8 +1,8 @@
 """`python -m tests.trials.bench dynamo`: our port of Dynamo's policy, and ours, beside Dynamo's own replay.
 
-Both simulators get the same requests at the same times, and the same length for every step: one for steps with prompt
-tokens, one for those that only draw. Moving pages and calls takes no time. Prompts are cut to whole blocks, because a
-decode worker here computes the end of a prompt and Dynamo's does not.
+Both simulators get the same requests at the same times, and the same length for every step (`timing`). Moving pages
+and calls takes no time. Prompts are cut to whole blocks, because a decode worker here computes the end of a prompt and
+Dynamo's does not.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import json
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.trials.bench.dynamo import their_replay
+from tests.trials.bench.dynamo.timing import TIMINGS, Timing
 from tests.trials.bench.grid import Axes as GridAxes
 from tests.trials.bench.grid import pace_of, requests_of
 from tools.output import JsonFile, write_json
@@ -34,13 +35,9 @@ from tools.tables import console_for, table_of, text_grid, text_row
 from twostroke.base.errors import ConfigError
 from twostroke.config import flags
 from twostroke.config.settings import Settings, group, setting
-from twostroke.scheduler.cost import StepCost
 
 PORT = "dynamo"
 """Our port of its policy."""
-PREFILL_S = 0.41
-"""Length of a step with prompt tokens: about that of 4,096 of them at 10,000 in a second."""
-DECODE_S = 0.018
 ENDLESS_BYTES_PER_S = 1e15
 """Rate of links that take no time. Dynamo's replay moves whole prompts, one beside the other, after their last step."""
 NEAR = 0.01
@@ -53,6 +50,7 @@ class _Axes(Settings):
     python: str = setting(..., unit="FILE", help="a Python that has ai-dynamo-runtime")
     traces: str = setting(..., unit="NAME[,NAME]", help="files; FILE@S delays each request by up to S seconds")
     size: int = setting(8, least=1, help="workers of each role")
+    timing: str = setting("fixed", unit="NAME", help=f"length of steps: {', '.join(TIMINGS)}")
     loads: str = setting("0.3,0.5,0.8", unit="X[,X]", help="as with `grid`")
     requests: int = setting(2000, least=2, help="the first N requests of each trace")
     rounds: int = setting(3, least=1, help="replays of each cell: Dynamo draws among equal workers, without a seed")
@@ -131,26 +129,30 @@ def cells_of(axes: _Axes, run_all: Runner) -> Iterator[Cell]:
     for name, load in itertools.product(axes.traces.split(","), loads):
         read = requests_of(name, axes.size, GridAxes(traces=name, requests=axes.requests, seed=axes.seed))
         trace = in_whole_blocks(read)
-        shape = fleet_of(axes.size, trace.block_tokens, axes.seed)
+        timing, shape = fleet_of(axes.size, trace.block_tokens, axes.seed, timing_of(axes.timing))
         trace = paced(trace, pace_of(load, trace, shape))
-        port, ours = run_all([Trial(variant=variant, trace=trace, shape=shape) for variant in (PORT, OURS)])
-        theirs = tuple(replayed_by(axes.python, trace, shape) for _ in range(axes.rounds))
+        port, ours = run_all(
+            [Trial(variant=variant, trace=trace, shape=shape, lengths=timing.lengths) for variant in (PORT, OURS)]
+        )
+        theirs = tuple(replayed_by(axes.python, trace, shape, timing) for _ in range(axes.rounds))
         yield Cell(Path(name.partition("@")[0]).stem, load, theirs, played(port, shape), played(ours, shape))
 
 
-def fleet_of(size: int, block_tokens: int, seed: int) -> FleetShape:
-    """Returns a fleet whose steps take as long as those of the replay."""
+def timing_of(name: str) -> Callable[[FleetShape], Timing]:
+    if name not in TIMINGS:
+        raise ConfigError(f"--timing must be of {', '.join(TIMINGS)}; got {name!r}", field="timing")
+    return TIMINGS[name]
+
+
+def fleet_of(
+    size: int, block_tokens: int, seed: int, timing_for: Callable[[FleetShape], Timing]
+) -> tuple[Timing, FleetShape]:
+    """Returns what steps take, and a fleet whose workers know it, as far as costs can say it."""
     nothing = Delays(frontend_s=0.0, open_s=0.0, pull_s=0.0, token_s=0.0, event_s=0.0)
-    shape = FleetShape(
-        prefill=size,
-        decode=size,
-        cost=StepCost(step_s=DECODE_S, prompt_step_s=PREFILL_S),
-        link_bytes_per_s=ENDLESS_BYTES_PER_S,
-        step_target_s=DECODE_S + PREFILL_S,
-        delays=nothing,
-        seed=seed,
-    )
-    return with_blocks_of(shape, block_tokens)
+    shape = FleetShape(prefill=size, decode=size, link_bytes_per_s=ENDLESS_BYTES_PER_S, delays=nothing, seed=seed)
+    shape = with_blocks_of(shape, block_tokens)
+    timing = timing_for(shape)
+    return timing, dataclasses.replace(shape, cost=timing.cost, step_target_s=timing.step_target_s)
 
 
 def in_whole_blocks(trace: Trace) -> Trace:
@@ -162,12 +164,12 @@ def in_whole_blocks(trace: Trace) -> Trace:
     return dataclasses.replace(trace, rows=tuple(rows))
 
 
-def replayed_by(python: str, trace: Trace, shape: FleetShape) -> Played:
+def replayed_by(python: str, trace: Trace, shape: FleetShape, timing: Timing) -> Played:
     """Plays a trace in Dynamo's replay. Raises ConfigError, quoting what the other Python said."""
     with tempfile.TemporaryDirectory() as folder:
         rows, asked, answers = (Path(folder) / name for name in ("trace.jsonl", "asked.json", "answers.json"))
         rows.write_text("".join(_lines(trace)), encoding="utf-8")
-        asked.write_text(json.dumps(asked_of(shape, rows, answers)), encoding="utf-8")
+        asked.write_text(json.dumps(asked_of(shape, timing, rows, answers)), encoding="utf-8")
         script = str(Path(their_replay.__file__).resolve())
         try:
             ran = subprocess.run([python, script, str(asked)], capture_output=True, text=True, check=False)
@@ -178,7 +180,7 @@ def replayed_by(python: str, trace: Trace, shape: FleetShape) -> Played:
         return played_there(json.loads(answers.read_text(encoding="utf-8")))
 
 
-def asked_of(shape: FleetShape, rows: Path, answers: Path) -> dict[str, Any]:
+def asked_of(shape: FleetShape, timing: Timing, rows: Path, answers: Path) -> dict[str, Any]:
     """Returns what `their_replay` reads."""
     return {
         "trace": str(rows),
@@ -190,8 +192,7 @@ def asked_of(shape: FleetShape, rows: Path, answers: Path) -> dict[str, Any]:
         "decode_pages": shape.decode_pages,
         "max_num_seqs": shape.max_num_seqs,
         "step_tokens": shape.step_tokens,
-        "prefill_ms": 1e3 * shape.cost.prompt_step_s,
-        "decode_ms": 1e3 * shape.cost.step_s,
+        "timing_model": timing.theirs,
     }
 
 

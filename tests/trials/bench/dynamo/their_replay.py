@@ -13,7 +13,7 @@ from typing import Any
 
 
 def engine(asked: dict[str, Any], role: str) -> dict[str, Any]:
-    """Returns the arguments of one role's engine. Every step has the length of its kind, whatever runs in it."""
+    """Returns the arguments of one role's engine."""
     return {
         "engine": {
             "worker_type": role,
@@ -21,7 +21,7 @@ def engine(asked: dict[str, Any], role: str) -> dict[str, Any]:
             "num_gpu_blocks": asked[f"{role}_pages"],
             "max_num_seqs": asked["max_num_seqs"],
             "max_num_batched_tokens": asked["step_tokens"],
-            "timing_model": {"type": "fixed", "prefill_ms": asked["prefill_ms"], "decode_ms": asked["decode_ms"]},
+            "timing_model": asked["timing_model"],
         }
     }
 

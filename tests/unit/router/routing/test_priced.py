@@ -118,6 +118,17 @@ def test_a_link_that_nobody_has_measured_is_tried() -> None:
     assert source({}) == P0, "else no pull would ever measure it"
 
 
+def test_the_last_token_of_a_pulled_prompt_costs_what_a_stream_does() -> None:
+    slow = StepCost(step_s=0.02, stream_s=0.0003, prompt_token_s=0.001, prompt_step_s=0.5)
+
+    def tail_s(tokens: int) -> float:
+        decode = view(D0, cost=slow)
+        return Forecaster(snapshot([view(P0)], [decode], known_tokens=tokens)).tail_s(decode, pulls=True)
+
+    assert tail_s(1600) == tail_s(1601) == pytest.approx(0.0203), "no prompt token runs besides"
+    assert tail_s(1603) == pytest.approx(0.0203 + 0.5 + 2 * 0.001)
+
+
 def test_fetching_overlaps_with_waiting() -> None:
     decision = decide(view(P0, links={P1: LinkRate(0.001, 2e7)}, queue_s=0.6), view(P1, depths=(90,), queue_s=5.0))
     assert decision.peer == P1

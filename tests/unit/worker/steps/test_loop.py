@@ -55,6 +55,38 @@ async def test_a_token_goes_out_while_the_next_step_runs() -> None:
         assert got.tokens == expected_tokens(PROMPT, 6)
 
 
+@pytest.mark.parametrize("held", [Role.DECODE, Role.PREFILL])
+async def test_a_request_that_comes_while_a_step_runs_has_its_pages_before_the_step_ends(held: Role) -> None:
+    """A worker that is in a step pulls at once what is missing. A page source in a step gives what it has cached."""
+    is_running, may_go_on, asked, other = threading.Event(), threading.Event(), PROMPT, prompt_of(20, seed=3)
+
+    def hold(step: int) -> None:
+        is_running.set()
+        may_go_on.wait(60)
+
+    async with (
+        prefill() as source,
+        decode() as first,
+        decode("decode-1") as second,
+        router_to(first) as router,
+        router_to(second) as another,
+    ):
+        if held is Role.PREFILL:
+            await another.answer(asked, 2, source=source.source)
+        before_each_step(first if held is Role.DECODE else source, hold)
+        begun = await router.open(other, 6, request_id="other", source=source.source)
+        await eventually(is_running.is_set)
+        got = await router.open(asked, 6, request_id="asked", source=source.source)
+        hashes = block_hashes_of(asked, BLOCK)
+        await eventually(lambda: first.host.pool.hits(hashes) == len(hashes), timeout_s=10)
+        assert not got.tokens
+        may_go_on.set()
+        for answer in (begun, got):
+            await answer.done.wait()
+        assert got.tokens == expected_tokens(asked, 6)
+        assert begun.tokens == expected_tokens(other, 6)
+
+
 async def test_a_step_that_fails_once_is_run_again() -> None:
     def fail(step: int) -> None:
         if step == 3:

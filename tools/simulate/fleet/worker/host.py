@@ -27,7 +27,7 @@ from tools.simulate.fleet.worker.live_loop import LiveLoop
 from tools.simulate.fleet.worker.pulls import Converter, HostPulls, SimulatedPull, SimulatedPulls, Wire
 from tools.simulate.fleet.worker.shared_cores.core_device import CoreDevice, calibrated_rates
 from tools.simulate.fleet.worker.shared_cores.cores import HostCores
-from tools.simulate.fleet.worker.steps import ChunksOnly, Flight, HostLoop, SimulatedLoop, StepPace
+from tools.simulate.fleet.worker.steps import ChunksOnly, Flight, HostLoop, SimulatedLoop, StepLengths, StepPace
 from tools.simulate.fleet.worker.tiers import SimulatedDisk, SimulatedTiers
 from tools.simulate.fleet.worker.tokens import SimulatedStream, TokenTimes
 from twostroke.base.ids import BlockHash, Epoch, PageId, RequestId, SessionId, WorkerId
@@ -70,6 +70,10 @@ class _NoPrefetch:
 class Parts(Protocol):
     """What runs the steps and the pulls of a simulated worker."""
 
+    @property
+    def lengths(self) -> StepLengths | None:
+        """What steps take; None: what the shape's costs say."""
+
     def step_builder(self, host: SimulatedHost) -> StepBuilder: ...
     def loop(self, host: SimulatedHost) -> HostLoop: ...
     def pulls(self, host: SimulatedHost) -> HostPulls: ...
@@ -77,6 +81,9 @@ class Parts(Protocol):
 
 class FastParts:
     """Many equal steps at once, and pulls without messages."""
+
+    def __init__(self, lengths: StepLengths | None = None) -> None:
+        self.lengths = lengths
 
     def step_builder(self, host: SimulatedHost) -> StepBuilder:
         return ChunksOnly()
@@ -92,6 +99,7 @@ class SharedCoreParts(FastParts):
     """All workers compute on one host's cores: the live work loops share them step by step."""
 
     def __init__(self, shared: SharedCores, queue: EventQueue) -> None:
+        super().__init__()
         self._shared = shared
         self._cores = HostCores(queue)
 
@@ -160,7 +168,7 @@ class SimulatedHost:
             self.pool, self.config.schedule, limits, fleet.parts.step_builder(self), branches=scheduler_branches(limits)
         )
         self.wire = Wire(shape.link_bytes_per_s)
-        self.pace = StepPace(shape.cost, shape.noise, f"{shape.seed} {worker} {epoch.incarnation}")
+        self.pace = StepPace(shape.cost, shape.noise, f"{shape.seed} {worker} {epoch.incarnation}", fleet.parts.lengths)
         self.budget = Budget(shape.step_target_s, shape.cost, self.config.schedule.step_tokens())
         self.converter = Converter(shape.conversion_page_s)
         self.served: dict[SimulatedPull, None] = {}

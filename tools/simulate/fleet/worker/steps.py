@@ -49,25 +49,40 @@ class ChunksOnly:
         return Step(tuple(chunks), _NO_BATCH)
 
 
+class StepLengths(Protocol):
+    """How long steps take. `StepCost` is one; others are engines that no costs describe exactly."""
+
+    def of(self, terms: StepTerms) -> float:
+        """Returns the length of one step."""
+
+    def prompt_fraction(self, terms: StepTerms) -> float:
+        """Returns the fraction of a step's time that its prompt tokens take."""
+
+
 class StepPace:
     """A worker's: lengths of its steps."""
 
-    def __init__(self, cost: StepCost, noise: float, seed: str) -> None:
+    def __init__(self, cost: StepCost, noise: float, seed: str, lengths: StepLengths | None = None) -> None:
+        """`lengths`: what steps take, where that is not what the worker knows of its costs."""
         self.cost = cost
+        self._lengths = lengths or cost
         self._noise = noise
         self._draws = random.Random(seed)
 
     def flight(self, step: Step, begun_s: float, repeats: int) -> Flight:
         """Returns the step, and `repeats` more like it or somewhat fewer."""
-        cost, terms = self.cost, terms_of(step.chunks)
-        length_s = cost.of(terms)
-        growth_s = terms.streams * cost.context_token_s
+        lengths, terms = self._lengths, terms_of(step.chunks)
+        length_s = lengths.of(terms)
+        growth_s = terms.streams * self.cost.context_token_s
+        if repeats and lengths is not self.cost:
+            last = replace(terms, context_tokens=terms.context_tokens + repeats * terms.streams)
+            growth_s = (lengths.of(last) - length_s) / repeats
         noisy: tuple[float, ...] = ()
         if self._noise:
             repeats = min(repeats, NOISY_STEPS - 1)
             steps = ((length_s + n * growth_s) * self.factor() for n in range(repeats + 1))
             noisy = tuple(itertools.accumulate(steps))
-        return Flight(step, terms, begun_s, length_s, growth_s, cost.prompt_fraction(terms), noisy, 1 + repeats)
+        return Flight(step, terms, begun_s, length_s, growth_s, lengths.prompt_fraction(terms), noisy, 1 + repeats)
 
     def factor(self) -> float:
         """Draws a factor of a step's length; the mean is 1."""
@@ -231,6 +246,8 @@ class SimulatedLoop:
             return
         if self._flight is not None:
             self._cut()
+            if self._scheduler.has_new:
+                self._queue.at(self._queue.now_s, self._admit_new)
         elif not self._is_woken:
             self._is_woken = True
             self._queue.at(self._queue.now_s, self._begin_if_idle)
@@ -268,12 +285,7 @@ class SimulatedLoop:
         scheduler, role, watch = self._scheduler, self._role, self._watch
         assert role is not None
         assert watch is not None
-        watch.prefetch.begin_admission(scheduler.next_waiting())
-        admitted = scheduler.admit()
-        for admission in admitted:
-            watch.admitted(admission)
-            role.admitted(admission)
-        watch.prefetch.end_admission(scheduler.running)
+        admitted = self._admit()
         role.planning()
         step = scheduler.plan(self.budget)
         preempted = scheduler.take_preempted()
@@ -291,6 +303,24 @@ class SimulatedLoop:
         flight.steps = min(flight.steps, watch.most_steps(flight))
         self._flight = flight
         self._end = self._queue.at(flight.end_s, self._ended)
+
+    def _admit(self) -> ListOf[AdmittedSequence]:
+        scheduler, role, watch = self._scheduler, self._role, self._watch
+        assert role is not None
+        assert watch is not None
+        watch.prefetch.begin_admission(scheduler.next_waiting())
+        admitted = scheduler.admit()
+        for admission in admitted:
+            watch.admitted(admission)
+            role.admitted(admission)
+        watch.prefetch.end_admission(scheduler.running)
+        return admitted
+
+    def _admit_new(self) -> None:
+        """Admits new sequences beside the step that runs, as the live work loop does."""
+        if self._flight is not None and self._scheduler.has_new and not self._is_over:
+            self._admit()
+            self._host.notify()
 
     def _cut(self) -> None:
         flight = self._flight

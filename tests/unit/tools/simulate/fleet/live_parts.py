@@ -37,6 +37,8 @@ NEVER_S = 1e6
 
 
 class LiveParts:
+    lengths = None
+
     def step_builder(self, host: SimulatedHost) -> StepBuilder:
         return BatchBuilder(host.shape.block_size, host.facts.pages, ())
 

@@ -136,9 +136,9 @@ def test_both_draft_alike(acceptance: tuple[float, ...], monkeypatch: pytest.Mon
 
 
 def test_both_load_from_tiers_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    tiers = TierShape(host_bytes=40_000, disk_bytes=2 << 20, host_page_s=0.0011, disk_page_s=0.0037)
+    tiers = TierShape(host_bytes=20_000, disk_bytes=2 << 20, host_page_s=0.0011, disk_page_s=0.0037)
     tight = dataclasses.replace(SMALL, decode_pages=80, prefill_pages=60, tiers=tiers)
-    run = check(requests(5, every_s=0.2), tight, "kv", monkeypatch)
+    run = check(requests(7, every_s=0.2), tight, "kv", monkeypatch)
     assert all(tier_hit_rate(run, tier) > 0.01 for tier in (Tier.HOST, Tier.DISK))
     assert run.unequal_indexes == ()
 
