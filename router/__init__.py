@@ -12,17 +12,18 @@ DONE       the worker sent the finish reason, or was told to stop: stop string, 
 
 Each package owns a part of this, and imports only those below it (an import contract holds this):
 
-endpoints    what HTTP and gRPC clients call: each reads a request, and writes its answer
-http_server  the connections of HTTP clients; it knows nothing of language models
-preparation  what a request costs before it is admitted: parse, check, render, tokenize
-requests     what a client wants generated, and its answer from tokens to text
-dialects     the forms in which clients ask and are answered, one package each
-auth         who a client is, and how much it may use
-text         tokens and text: templates, tokenizers, stop strings, tool calls, structured output
-serving      one request from its first placement to its last token, over as many workers as it takes
-admission    which request goes now, which waits, which is refused
-routing      who holds which blocks, what each placement would cost, which one is taken
-fleet        which workers are alive, and the connections to them
+endpoints     what HTTP and gRPC clients call: each reads a request, and writes its answer
+http_server   the connections of HTTP clients; it knows nothing of language models
+grpc_listener the gRPC port, in a process of its own: it cuts connections that only cost
+preparation   what a request costs before it is admitted: parse, check, render, tokenize
+requests      what a client wants generated, and its answer from tokens to text
+dialects      the forms in which clients ask and are answered, one package each
+auth          who a client is, and how much it may use
+text          tokens and text: templates, tokenizers, stop strings, tool calls, structured output
+serving       one request from its first placement to its last token, over as many workers as it takes
+admission     which request goes now, which waits, which is refused
+routing       who holds which blocks, what each placement would cost, which one is taken
+fleet         which workers are alive, and the connections to them
 
 `server` puts them together in one process. `admin` and `control_service` are for operators and other routers.
 `branches` is the table of the router's branches, a folder each, and `server_branch` says what they may give.

@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Callable
 
+from router.child_environment import child_environment
 from router.grpc_listener.listener import LEAVE, SEEN, STOP_S
 from twostroke.base.credentials import TlsConfig
 from twostroke.security.trusted_paths import private_folder, remove_abandoned_sockets
@@ -95,6 +96,7 @@ class ListenerProcess:
                 stdin=control,
                 stdout=asyncio.subprocess.PIPE,
                 pass_fds=(self._listening.fileno(),),
+                env=child_environment(),
             )
         finally:
             os.close(control)

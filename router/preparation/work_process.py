@@ -8,13 +8,13 @@ import contextlib
 import dataclasses
 import logging
 import os
-import re
 import signal
 import struct
 import sys
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from router.child_environment import child_environment
 from router.preparation.prepared_texts import TenantTexts
 from router.preparation.wire import BrokenMessage, packed, unpacked
 from router.requests.work import PreparationOutcome, SegmentQuery, Work
@@ -37,8 +37,6 @@ MOST_QUERIES = 8192
 """Queries of a process for one piece of work: each prompt and each hint makes one."""
 READ_BYTES = 1 << 20
 """Bytes of what a process writes that are read ahead."""
-ENVIRONMENT = re.compile(r"PATH|PYTHON\w*|VIRTUAL_ENV|LD_\w+|LANG|LC_\w+|TZ|HOME|TMPDIR|MALLOC_\w+")
-"""Variables that a process here gets: it reads what strangers write, and needs no secret."""
 
 
 class TextFiles(NamedTuple):
@@ -225,11 +223,6 @@ class WorkProcess:
         return None if child is None else await child.end(has_ended=has_ended)
 
 
-def _environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if ENVIRONMENT.fullmatch(name)}
-    return {**kept, "TOKENIZERS_PARALLELISM": "false"}
-
-
 class _Child:
     """Runs until its stdin ends, which it does with this process, however that ends."""
 
@@ -247,7 +240,7 @@ class _Child:
             *(files.model_dir, files.digest),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=_environment(),
+            env={**child_environment(), "TOKENIZERS_PARALLELISM": "false"},
             limit=READ_BYTES,
         )
         return cls(process)

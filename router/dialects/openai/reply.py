@@ -49,9 +49,10 @@ class OpenAIReply:
         kind, prefix = ("chat.completion", "chatcmpl") if request.is_chat else ("text_completion", "cmpl")
         self._object = kind
         self._head: Json = {"id": f"{prefix}-{point.request_id}", "created": int(time.time()), "model": model}
+        self._has_parts = request.has_parts  # known once: it looks at all prompts, and each choice asks
         self._choices = [
             _ChoiceReply(
-                MessageDeltas(request.custom_names) if request.has_parts else None, is_opened=sent.tokens is not None
+                MessageDeltas(request.custom_names) if self._has_parts else None, is_opened=sent.tokens is not None
             )
             for sent in point.sent
         ]
@@ -248,7 +249,7 @@ class OpenAIReply:
         whole: Json = {"index": index, "logprobs": None, "finish_reason": choice.finish_reason}
         if self._request.is_chat:
             parts, custom = self._parts_of(choice.parts), self._request.custom_names
-            content = message_of(parts, custom) if self._request.has_parts else {"content": text}
+            content = message_of(parts, custom) if self._has_parts else {"content": text}
             whole["message"] = {"role": "assistant", "refusal": None, **content}
         else:
             whole["text"] = self._prompt_of(index).text + text

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import collections
+import itertools
 import logging
 import time
 from dataclasses import replace
@@ -10,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from router.fleet.token_stream import TokenDelta
+from router.serving.choice_state import ChoiceState
 from router.serving.parent_request import ParentRequest
 from twostroke.base.errors import (
     Cancelled,
@@ -415,3 +418,28 @@ async def test_a_wrong_cluster_token_is_said_plainly(fleet, caplog):
         assert "the caller does not have this cluster's token" in caplog.text
     finally:
         await core.close()
+
+
+async def test_choices_begin_one_in_a_turn_of_the_loop(fleet, ask, monkeypatch):
+    """To place a hundred of them at once would hold everybody's streams."""
+    await fleet.add("decode-0")
+    core, begun, turn, run = await fleet.core(), [], itertools.count(), ChoiceState.run
+    now = next(turn)
+
+    def count() -> None:
+        nonlocal now
+        now = next(turn)
+        counting.append(asyncio.get_running_loop().call_soon(count))
+
+    async def noted(state: ChoiceState) -> None:
+        begun.append(now)
+        await run(state)
+
+    monkeypatch.setattr(ChoiceState, "run", noted)
+    counting = collections.deque[asyncio.Handle](maxlen=1)
+    count()
+    answer = await ask(core, n=50).task
+    counting[0].cancel()
+    assert answer.is_right
+    assert len(begun) == 50
+    assert max(collections.Counter(begun).values()) <= 2

@@ -10,6 +10,7 @@ from openai import OpenAI
 
 from router.endpoints.app import build_http_app
 from router.metrics import RouterMetrics
+from router.requests.client_request import AnswerRequest
 from router.requests.request_handler import RequestHandler
 from router.text.tokenizer import ByteText
 from tests.inline_preparer import InlinePreparer
@@ -386,3 +387,11 @@ async def test_it_says_its_version_and_which_pages_there_are(frontend):
     for path in ("/v1/chat/completions", "/v1/models", "/metrics", "/health", "/version"):
         assert path in index.text
         assert (await frontend.http.get(path)).status_code != 404
+
+
+async def test_all_prompts_are_looked_at_once_and_not_for_each_choice(frontend, monkeypatch):
+    asked, has_parts = [], AnswerRequest.has_parts
+    monkeypatch.setattr(AnswerRequest, "has_parts", property(lambda body: asked.append(body) or has_parts.fget(body)))
+    answer = await frontend.openai.completions.create(model="toy", prompt=["a"] * 40)
+    assert len(answer.choices) == 40
+    assert len(asked) < 5

@@ -1,0 +1,13 @@
+"""The environment of a router's own processes: they read what strangers write, and need no secret."""
+
+from __future__ import annotations
+
+import os
+import re
+
+KEPT = re.compile(r"PATH|PYTHON\w*|VIRTUAL_ENV|LD_\w+|LANG|LC_\w+|TZ|HOME|TMPDIR|MALLOC_\w+")
+"""Names of variables that they get."""
+
+
+def child_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if KEPT.fullmatch(name)}
