@@ -138,12 +138,10 @@ def _server(args: argparse.Namespace) -> ChatServer:
     )
     if args.grpc is not None:
         routers = _addresses(args.grpc, "--grpc") or [
-            router.grpc for router in the_one_for_clients(args.pid, speaks_tls=secure is not None).routers
+            the_one_for_clients(args.pid, speaks_tls=secure is not None).grpc
         ]
         return GrpcServer([reachable(router) for router in routers], sampling, credentials.api_key(), secure)
-    routers = _addresses(args.http, "--http") or [
-        router.http for router in the_one_for_clients(args.pid, speaks_tls=secure is not None).routers
-    ]
+    routers = _addresses(args.http, "--http") or [the_one_for_clients(args.pid, speaks_tls=secure is not None).http]
     return HttpChatServer([reachable(router) for router in routers], sampling, credentials.api_key(), secure)
 
 
