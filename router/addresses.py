@@ -23,7 +23,8 @@ def reachable(address: str) -> str:
     return f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "::", "") else address
 
 
-BACKLOG = 1024
+BACKLOG = 2048
+"""Connections that wait to be accepted."""
 
 
 def bind_listener(host: str, port: int, flag: str = "--http-port", *, shares_port: bool = False) -> socket.socket:

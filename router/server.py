@@ -14,6 +14,8 @@ from router.admin import AdminServer
 from router.auth.auth import Authenticator, NoAuthentication
 from router.auth.key_authenticator import KeyAuthenticator
 from router.control_service import RouterControlService
+from router.auth.key_uses import KeyUses
+from router.auth.limits import KeyLimits
 from router.endpoints.app import build_http_app
 from router.endpoints.grpc.calls import AuthenticatedCalls
 from router.endpoints.grpc.service import SERVICE_NAME, InferenceService
@@ -28,6 +30,7 @@ from router.requests.work import Preparer
 from router.routing.reservations import Reservations
 from router.server_branch import RouterParts, RouterTable, SupervisorCalls
 from router.serving.dispatcher import RouterCore
+from router.shared.memory import SharedMemory
 from twostroke.base.allocator import give_freed_memory_back
 from twostroke.base.ids import Epoch
 from twostroke.config import EndpointsConfig, RouterConfig
@@ -75,7 +78,8 @@ class RouterServer:
     ) -> None:
         """Other routers of the cluster may watch the reservations."""
         self._dispatcher = dispatcher
-        self._authenticator = _authenticator(config, metrics)
+        shared = SharedMemory.alone() if config.shared_fd is None else SharedMemory.inherited(config.shared_fd)
+        self._authenticator = _authenticator(config, metrics, shared)
         self._preparer = preparer
         handler = _handler(config, dispatcher, preparer, metrics, recorder)
         certificates = None if config.tls is None else Certificates(config.tls, CertificateUse.CLIENTS)
@@ -111,7 +115,8 @@ class RouterServer:
         )
         most = config.endpoints.max_connections
         self._http = HttpServer(
-            http_config(app, grace_s=int(CLOSE_GRACE_S), most_connections=most, certificates=certificates)
+            http_config(app, grace_s=int(CLOSE_GRACE_S), most_connections=most, certificates=certificates),
+            shared if shared.is_shared else None,
         )
         InferenceService(handler, calls).add_to(self._rpc.server)
         self._rpc.offer(SERVICE_NAME, *(name for branch in branches for name in branch.services), is_described=True)
@@ -207,10 +212,10 @@ def _handler(
     )
 
 
-def _authenticator(config: RouterConfig, metrics: RouterMetrics) -> Authenticator:
+def _authenticator(config: RouterConfig, metrics: RouterMetrics, shared: SharedMemory) -> Authenticator:
     if config.endpoints.api_keys is None:
         return NoAuthentication(config.cluster_token)
-    return KeyAuthenticator(config.endpoints.api_keys, config.cluster_token, metrics)
+    return KeyAuthenticator(config.endpoints.api_keys, config.cluster_token, metrics, KeyLimits(KeyUses(shared)))
 
 
 def _clients_rpc(

@@ -1,4 +1,4 @@
-"""The ports for clients, which all routers of a launcher share.
+"""The ports for clients, which all routers of a launcher share, and the memory by which they share what clients may use.
 
 HTTP is one listening socket that every router's processes inherit. All of them accept from its one queue, so a client
 that connects while a router dies is served by another one. The core of gRPC takes no socket from others: each router
@@ -7,9 +7,11 @@ listens by itself (`SO_REUSEPORT`), and the launcher only holds the port.
 
 from __future__ import annotations
 
+import os
 import socket
 
 from router.addresses import bind_listener, hold_port
+from router.shared.memory import create_shared_memory
 from twostroke.config import ListenConfig, RouterConfig
 
 
@@ -18,6 +20,7 @@ class ClientPorts:
         self._listen = listen
         self._http: socket.socket | None = None
         self._grpc: socket.socket | None = None
+        self._memory: int | None = None
 
     def open(self) -> None:
         """Takes both ports, once. Raises ConfigError where one is in use."""
@@ -27,6 +30,7 @@ class ClientPorts:
         self._http = bind_listener(host, self._listen.http_port)
         try:
             self._grpc = hold_port(host, self._listen.grpc_port, "--grpc-port")
+            self._memory = create_shared_memory()
         except BaseException:
             self.close()
             raise
@@ -37,10 +41,12 @@ class ClientPorts:
     def given_to(self, config: RouterConfig) -> RouterConfig:
         """Returns the config of a process that shares them. They must be open."""
         assert self._http is not None, "given_to() before open()"
-        return config.replace(listen=self._listen, http_fd=self._http.fileno())
+        return config.replace(listen=self._listen, http_fd=self._http.fileno(), shared_fd=self._memory)
 
     def close(self) -> None:
         for each in (self._http, self._grpc):
             if each is not None:
                 each.close()
-        self._http = self._grpc = None
+        if self._memory is not None:
+            os.close(self._memory)
+        self._http = self._grpc = self._memory = None

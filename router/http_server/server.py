@@ -16,7 +16,9 @@ from typing import Any, ClassVar
 import uvicorn
 from starlette.types import ASGIApp
 
+from router.http_server.fair_acceptor import FairAcceptor
 from router.http_server.protocol import HEADERS_S, TimedProtocol, timed_protocol
+from router.shared.memory import SharedMemory
 from twostroke.security.tls import Certificates
 
 KEEP_ALIVE_S = 75
@@ -47,15 +49,25 @@ def http_config(
 
 
 class HttpServer(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, shared: SharedMemory | None = None) -> None:
+        """`shared`: that of routers with the same listening sockets, which then accept in turns."""
         super().__init__(config)
         self.is_up = asyncio.Event()
+        self._shared = shared
+        self._acceptors: list[FairAcceptor] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup(sockets if self._shared is None else [])
+        if self._shared is not None:
+            for listener in sockets or ():
+                acceptor = FairAcceptor(listener, self._protocol, self._count_connections, self._shared)
+                acceptor.start()
+                self._acceptors.append(acceptor)
         self.is_up.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for acceptor in self._acceptors:
+            acceptor.stop()
         protocol = self.config.http_protocol_class
         if issubclass(protocol, TlsHandshake):
             for transport in list(protocol.waiting.values()):
@@ -89,6 +101,8 @@ class HttpServer(uvicorn.Server):
         for server in self.servers:
             for listener in server.sockets:
                 asyncio.get_running_loop().remove_reader(listener)
+        for acceptor in self._acceptors:
+            acceptor.stop()
         await asyncio.sleep(LOOK_S)
         for server in self.servers:
             server.close()
@@ -110,6 +124,13 @@ class HttpServer(uvicorn.Server):
         """Returns whether an accepted client has not finished its handshake."""
         protocol = self.config.http_protocol_class
         return issubclass(protocol, TimedProtocol | TlsHandshake) and len(protocol.arriving) > 0
+
+    def _protocol(self) -> asyncio.Protocol:
+        made_of = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        return self.config.http_protocol_class(**made_of)
+
+    def _count_connections(self) -> int:
+        return len(self.server_state.connections)
 
     def _connections(self) -> list[TimedProtocol]:
         return [each for each in self.server_state.connections if isinstance(each, TimedProtocol)]
