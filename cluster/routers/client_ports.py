@@ -1,4 +1,4 @@
-"""The ports for clients, which all routers of a launcher share, and the memory by which they share what clients may use.
+"""The ports for clients, which all routers of a launcher share, and the memory in which they count together.
 
 HTTP is one listening socket that every router's processes inherit. All of them accept from its one queue, so a client
 that connects while a router dies is served by another one. The core of gRPC takes no socket from others: each router
@@ -11,7 +11,7 @@ import os
 import socket
 
 from router.addresses import bind_listener, hold_port
-from router.shared.memory import create_shared_memory
+from router.shared_memory import create_router_memory
 from twostroke.config import ListenConfig, RouterConfig
 
 
@@ -30,7 +30,7 @@ class ClientPorts:
         self._http = bind_listener(host, self._listen.http_port)
         try:
             self._grpc = hold_port(host, self._listen.grpc_port, "--grpc-port")
-            self._memory = create_shared_memory()
+            self._memory = create_router_memory()
         except BaseException:
             self.close()
             raise

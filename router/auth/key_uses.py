@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from router.shared.memory import MOST_PROCESSES, PROCESS_BYTES, SharedMemory
+from router.shared_memory import MOST_PROCESSES, PROCESS_BYTES, RouterMemory
 
 ROWS = 1024
 PLACES = 16
@@ -62,9 +62,9 @@ class KeyUse:
 
 
 class KeyUses:
-    def __init__(self, shared: SharedMemory | None = None) -> None:
-        self._shared = shared or SharedMemory.alone()
-        assert _START + ROWS * _ROW_BYTES <= len(self._shared.bytes)
+    def __init__(self, shared: RouterMemory | None = None) -> None:
+        self._shared = shared or RouterMemory.alone()
+        assert len(self._shared.bytes) >= _START + ROWS * _ROW_BYTES
         if self._shared.is_shared:
             with self._shared.locked():
                 self._forget_process(self._shared.number)
@@ -102,7 +102,7 @@ class KeyUses:
 
     def _open(self, place: int) -> int:
         """Returns the open choices of all processes that are alive."""
-        counts = _CHOICES.unpack_from(self._shared.bytes, place + _HEAD.size)
+        counts: tuple[int, ...] = _CHOICES.unpack_from(self._shared.bytes, place + _HEAD.size)
         total = counts[self._shared.number]
         if total == sum(counts):
             return total

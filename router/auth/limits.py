@@ -1,4 +1,4 @@
-"""How much each key may use: requests and tokens per minute, choices at once. All routers of a launcher count together."""
+"""How much each key may use: requests and tokens per minute, choices at once. A launcher's routers count together."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 All of them wake up for a connection. Whoever has no more connections than any other takes it at once. Whoever has more
 leaves it to the others for a moment, and takes it if it is still there: the one that has fewer may be busy, or frozen.
+A router that serves nothing, as it drains or knows no worker, counts as one with more connections than any other.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ import struct
 from array import array
 from collections.abc import Callable
 
-from router.shared.memory import MOST_PROCESSES, PROCESS_BYTES, SharedMemory
+from router.shared_memory import MOST_PROCESSES, PROCESS_BYTES, RouterMemory
 
 log = logging.getLogger(__name__)
 
 TURN_S = 0.002
 """Time that a connection is left to routers that have fewer."""
+IDLE_TURN_S = 0.25
+"""Time that a router which serves nothing leaves it to others."""
+IDLE_COUNT = 1 << 30
+"""What such a router adds to its connections."""
 MOST_AT_ONCE = 128
 """Connections that are accepted before the event loop does something else."""
 TOLERANCE = 8
@@ -39,13 +44,16 @@ class FairAcceptor:
         listener: socket.socket,
         make_protocol: Callable[[], asyncio.BaseProtocol],
         count_served: Callable[[], int],
-        shared: SharedMemory,
+        shared: RouterMemory,
+        serves: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`count_served`: the connections of this process that its protocols know."""
+        """`count_served`: the connections of this process that its protocols know. `serves`: it would do what is asked
+        over a new one."""
         self._listener = listener
         self._make_protocol = make_protocol
         self._count_served = count_served
         self._shared = shared
+        self._serves = serves
         self._loop = asyncio.get_running_loop()
         self._arriving: set[asyncio.Task[None]] = set()
         """Accepted connections without a protocol yet."""
@@ -76,7 +84,7 @@ class FairAcceptor:
             count = self._count()
             self._tell(count)
             if self._is_anothers_turn(count):
-                self._pause(TURN_S, self._take_what_is_left)
+                self._pause(TURN_S if count < IDLE_COUNT else IDLE_TURN_S, self._take_what_is_left)
                 return
             if not self._accept():
                 return
@@ -85,7 +93,7 @@ class FairAcceptor:
         """Takes connections that those with fewer have left."""
         self._waiting = None
         self._listen()
-        for _ in range(1 + self._count() // TOLERANCE):
+        for _ in range(min(MOST_AT_ONCE, 1 + self._count() // TOLERANCE)):
             if not self._accept():
                 break
         self._tell(self._count())
@@ -116,7 +124,8 @@ class FairAcceptor:
             connection.close()
 
     def _count(self) -> int:
-        return self._count_served() + len(self._arriving)
+        count = self._count_served() + len(self._arriving)
+        return count if self._serves() else count + IDLE_COUNT
 
     def _tell(self, count: int) -> None:
         """Tells the others. 0 stands for a process that accepts nothing."""

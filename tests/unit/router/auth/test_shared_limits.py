@@ -14,13 +14,13 @@ from router.auth import key_uses
 from router.auth.api_keys import KeyEntry
 from router.auth.key_uses import PLACES, KeyUses
 from router.auth.limits import KeyLimits, OpenCall
-from router.shared.memory import SharedMemory, create_shared_memory
+from router.shared_memory import RouterMemory, create_router_memory
 from twostroke.base.errors import RateLimitExceeded
 
 
 @pytest.fixture
 def descriptor() -> Iterator[int]:
-    created = create_shared_memory()
+    created = create_router_memory()
     yield created
     os.close(created)
 
@@ -29,8 +29,8 @@ def entry(**limits: float) -> KeyEntry:
     return KeyEntry(tenant="t", sha256="0" * 64, **limits)  # type: ignore[arg-type]  # the test's to get right
 
 
-def router_of(descriptor: int) -> tuple[SharedMemory, KeyLimits]:
-    memory = SharedMemory.inherited(descriptor)
+def router_of(descriptor: int) -> tuple[RouterMemory, KeyLimits]:
+    memory = RouterMemory.inherited(descriptor)
     return memory, KeyLimits(KeyUses(memory))
 
 
@@ -127,9 +127,9 @@ import sys
 from router.auth.api_keys import KeyEntry
 from router.auth.key_uses import KeyUses
 from router.auth.limits import KeyLimits
-from router.shared.memory import SharedMemory
+from router.shared_memory import RouterMemory
 from twostroke.base.errors import RateLimitExceeded
-limits = KeyLimits(KeyUses(SharedMemory.inherited(int(sys.argv[1]))))
+limits = KeyLimits(KeyUses(RouterMemory.inherited(int(sys.argv[1]))))
 allowed, let_in = KeyEntry(tenant="t", sha256="0" * 64, concurrency=500), 0
 print("ready", flush=True)
 sys.stdin.readline()

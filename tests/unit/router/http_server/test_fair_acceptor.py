@@ -13,7 +13,7 @@ import pytest
 
 from router.addresses import bind_listener
 from router.http_server.fair_acceptor import TOLERANCE, TURN_S, FairAcceptor
-from router.shared.memory import SharedMemory, create_shared_memory
+from router.shared_memory import RouterMemory, create_router_memory
 
 CLIENTS = 64
 
@@ -21,10 +21,11 @@ CLIENTS = 64
 class Connections:
     """The connections of one router."""
 
-    def __init__(self, listener: socket.socket, shared: SharedMemory) -> None:
+    def __init__(self, listener: socket.socket, shared: RouterMemory) -> None:
         self.open = 0
+        self.serves = True
         self.shared = shared
-        self.acceptor = FairAcceptor(listener, self._protocol, lambda: self.open, shared)
+        self.acceptor = FairAcceptor(listener, self._protocol, lambda: self.open, shared, lambda: self.serves)
 
     def _protocol(self) -> asyncio.Protocol:
         counted = self
@@ -48,9 +49,9 @@ def listener() -> Iterator[socket.socket]:
 
 @contextlib.asynccontextmanager
 async def routers(listener: socket.socket, count: int) -> AsyncIterator[list[Connections]]:
-    descriptor = create_shared_memory()
+    descriptor = create_router_memory()
     sockets = [listener.dup() for _ in range(count)]
-    opened = [Connections(each, SharedMemory.inherited(descriptor)) for each in sockets]
+    opened = [Connections(each, RouterMemory.inherited(descriptor)) for each in sockets]
     yield opened
     for each in opened:
         if each.shared.is_shared:  # it has not ended
@@ -125,3 +126,16 @@ async def test_one_that_stops_leaves_what_comes_to_the_others(listener: socket.s
         async with clients(listener, 6, at_once=False):
             await until_open(opened[1:], 6)
         assert opened[0].open == 0
+
+
+async def test_one_that_serves_nothing_gets_connections_only_where_no_other_serves(listener: socket.socket) -> None:
+    async with routers(listener, 2) as opened:
+        for each in opened:
+            each.acceptor.start()
+        opened[0].serves = False
+        async with clients(listener, 6, at_once=False):
+            await until_open(opened[1:], 6)
+            assert opened[0].open == 0
+            opened[1].serves = False
+            async with clients(listener, 6, at_once=False):
+                await until_open(opened, 12)

@@ -13,13 +13,13 @@ from starlette.responses import PlainTextResponse
 
 from router.addresses import bind_listener
 from router.http_server.server import HttpServer, http_config
-from router.shared.memory import SharedMemory, create_shared_memory
+from router.shared_memory import RouterMemory, create_router_memory
 from tests.certificates import Authority
 from twostroke.base.credentials import TlsConfig
 from twostroke.security.tls import Certificates, CertificateUse
 
 
-def http_server(certificates: Certificates | None = None, shared: SharedMemory | None = None) -> HttpServer:
+def http_server(certificates: Certificates | None = None, shared: RouterMemory | None = None) -> HttpServer:
     app = PlainTextResponse("answer")
     return HttpServer(http_config(app, grace_s=0, most_connections=100, certificates=certificates), shared)
 
@@ -30,9 +30,9 @@ async def test_who_connects_while_a_router_leaves_is_answered_by_it_or_by_its_ne
     turns: int, is_shared: bool
 ) -> None:
     """`turns` of the event loop lie between the connection and the order to leave."""
-    listener, descriptor = bind_listener("127.0.0.1", 0), create_shared_memory()
+    listener, descriptor = bind_listener("127.0.0.1", 0), create_router_memory()
     leaving, successor = (
-        http_server(shared=SharedMemory.inherited(descriptor) if is_shared else None) for _ in range(2)
+        http_server(shared=RouterMemory.inherited(descriptor) if is_shared else None) for _ in range(2)
     )
     serving = [asyncio.create_task(leaving.serve([listener.dup()]))]
     await leaving.is_up.wait()

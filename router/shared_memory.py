@@ -1,8 +1,8 @@
 """Memory of all router processes of one launcher: who is alive, and a lock that ends with its holder.
 
-The launcher makes it, and each process takes a number in it. That number, and the lock, are locks of the kernel on bytes
-of its file. The kernel takes them back when a process ends, however it ends. A router without others has memory of its
-own, and needs no locks.
+The launcher makes it, and each process takes a number in it. That number, and the lock, are locks of the kernel on
+bytes of its file. The kernel takes them back when a process ends, however it ends. A router without others has memory
+of its own, and needs no locks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ process has its processor."""
 LOCK_PAUSE_S = 50e-6
 """Pause between two tries: it leaves the processor to the holder."""
 STUCK_S = 2.0
-"""Time for which a process does not wait again for a lock whose holder is frozen. Counts may then be off by a call's."""
+"""Time for which a process does not wait again for a frozen holder of the lock. Counts may then be off by a call's."""
 ALIVE_S = 0.2
 """Time for which a process that was found alive is not looked for again."""
 
@@ -39,14 +39,14 @@ _FLOCK = struct.Struct("hhqqi4x")
 """The kernel's `struct flock`."""
 
 
-def create_shared_memory() -> int:
-    """Returns a descriptor for `SharedMemory.inherited` in other processes."""
+def create_router_memory() -> int:
+    """Returns a descriptor for `RouterMemory.inherited` in other processes."""
     descriptor = os.memfd_create("twostroke-routers")
     os.ftruncate(descriptor, BYTES)
     return descriptor
 
 
-class SharedMemory:
+class RouterMemory:
     """The memory as one process has it. Bytes of a process begin at `PROCESS_BYTES` times its number."""
 
     def __init__(self, memory: mmap.mmap, file: int | None, number: int) -> None:
@@ -59,11 +59,16 @@ class SharedMemory:
         self._stuck_until_s = 0.0
 
     @classmethod
-    def alone(cls) -> SharedMemory:
+    def of(cls, descriptor: int | None) -> RouterMemory:
+        """Returns the launcher's, where there is one. Raises ConfigError."""
+        return cls.alone() if descriptor is None else cls.inherited(descriptor)
+
+    @classmethod
+    def alone(cls) -> RouterMemory:
         return cls(mmap.mmap(-1, BYTES), None, 0)
 
     @classmethod
-    def inherited(cls, descriptor: int) -> SharedMemory:
+    def inherited(cls, descriptor: int) -> RouterMemory:
         """Takes a number in the launcher's memory. Raises ConfigError where none is left, or where it is no memory."""
         try:
             # Locks belong to an open file. The inherited one is that of all processes.
@@ -76,7 +81,8 @@ class SharedMemory:
             memory.close()
             os.close(file)
             raise ConfigError(
-                f"{MOST_PROCESSES} router processes are here already, some of which finish their streams; try again later",
+                f"{MOST_PROCESSES} router processes are here already, some of which only finish their streams; "
+                "try again later",
                 field="shared_fd",
             )
         taken = cls(memory, file, number)

@@ -11,40 +11,40 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.shared.memory import LOCK_WAIT_S, MOST_PROCESSES, SharedMemory, create_shared_memory
+from router.shared_memory import LOCK_WAIT_S, MOST_PROCESSES, RouterMemory, create_router_memory
 from twostroke.base.errors import ConfigError
 
 
 @pytest.fixture
 def descriptor() -> Iterator[int]:
-    created = create_shared_memory()
+    created = create_router_memory()
     yield created
     os.close(created)
 
 
 def test_every_process_has_a_number_of_its_own_and_gives_it_back_with_its_end(descriptor: int) -> None:
-    processes = [SharedMemory.inherited(descriptor) for _ in range(MOST_PROCESSES)]
+    processes = [RouterMemory.inherited(descriptor) for _ in range(MOST_PROCESSES)]
     assert [process.number for process in processes] == list(range(MOST_PROCESSES))
     with pytest.raises(ConfigError, match="32 router processes are here already"):
-        SharedMemory.inherited(descriptor)
+        RouterMemory.inherited(descriptor)
     assert not processes[0].has_ended(5)
     processes[5].bytes[5 * 64] = 7
     processes[5].close()
     processes[0]._alive_s.clear()  # as it is a moment later
     assert processes[0].has_ended(5)
-    revived = SharedMemory.inherited(descriptor)
+    revived = RouterMemory.inherited(descriptor)
     assert (revived.number, revived.bytes[5 * 64]) == (5, 0)
 
 
 def test_what_is_no_memory_of_routers_is_refused() -> None:
     with pytest.raises(ConfigError, match="descriptor 987 is no memory of routers"):
-        SharedMemory.inherited(987)
+        RouterMemory.inherited(987)
 
 
 _HOLDER = """
 import sys
-from router.shared.memory import SharedMemory
-shared = SharedMemory.inherited(int(sys.argv[1]))
+from router.shared_memory import RouterMemory
+shared = RouterMemory.inherited(int(sys.argv[1]))
 with shared.locked():
     print("locked", flush=True)
     sys.stdin.readline()
@@ -52,7 +52,7 @@ with shared.locked():
 
 
 def test_nobody_waits_long_for_a_frozen_process_and_a_dead_one_has_no_lock(descriptor: int) -> None:
-    shared = SharedMemory.inherited(descriptor)
+    shared = RouterMemory.inherited(descriptor)
     holder = subprocess.Popen(
         [sys.executable, "-c", _HOLDER, str(descriptor)],
         stdin=subprocess.PIPE,
