@@ -25,6 +25,7 @@ admission     which request goes now, which waits, which is refused
 routing       who holds which blocks, what each placement would cost, which one is taken
 fleet         which workers are alive, and the connections to them
 
+`shared_memory` is what routers of one launcher have besides their ports.
 `server` puts them together in one process. `admin` and `control_service` are for operators and other routers.
 `branches` is the table of the router's branches, a folder each, and `server_branch` says what they may give.
 """

@@ -23,25 +23,44 @@ def reachable(address: str) -> str:
     return f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "::", "") else address
 
 
-BACKLOG = 1024
+BACKLOG = 2048
+"""Connections that wait to be accepted."""
 
 
 def bind_listener(host: str, port: int, flag: str = "--http-port", *, shares_port: bool = False) -> socket.socket:
     """Opens a listening socket. `shares_port`: other processes of the same user may share the port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's delay off only for sockets that say they are TCP, and connections inherit that from here.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener = _bound(host, port, flag, shares_port=shares_port)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shares_port))
-        listener.bind((host, port))
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        raise ConfigError(f"cannot listen on {shown} ({flag}): {error.strerror}", field=flag) from error
+        raise _cannot_listen(host, port, flag, error) from error
     listener.setblocking(False)
     return listener
+
+
+def hold_port(host: str, port: int, flag: str) -> socket.socket:
+    """Keeps a port for processes of this user that share it. It takes no connection, because it does not listen."""
+    return _bound(host, port, flag, shares_port=True)
+
+
+def _bound(host: str, port: int, flag: str, *, shares_port: bool) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio turns Nagle's delay off only for sockets that say they are TCP, and connections inherit that from here.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shares_port))
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise _cannot_listen(host, port, flag, error) from error
+    return bound
+
+
+def _cannot_listen(host: str, port: int, flag: str, error: OSError) -> ConfigError:
+    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return ConfigError(f"cannot listen on {shown} ({flag}): {error.strerror}", field=flag)
 
 
 def inherited(descriptor: int) -> socket.socket:

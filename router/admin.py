@@ -31,7 +31,7 @@ class AdminServer:
 
     def __init__(self, config: RouterConfig, handler: RequestHandler, reservations: Reservations) -> None:
         endpoints, shares_port = config.endpoints, config.http_fd is not None
-        self._routing = RoutingService(reservations)
+        self._routing = RoutingService(reservations, handler.abort_here)
         self._pages: HttpServer | None = None
         self._serving_pages: asyncio.Task[None] | None = None
         self.metrics_address: str | None = None

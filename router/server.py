@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import ClassVar
@@ -13,6 +14,8 @@ from router.addresses import Addresses, bind_listener, inherited
 from router.admin import AdminServer
 from router.auth.auth import Authenticator, NoAuthentication
 from router.auth.key_authenticator import KeyAuthenticator
+from router.auth.key_uses import KeyUses
+from router.auth.limits import KeyLimits
 from router.control_service import RouterControlService
 from router.endpoints.app import build_http_app
 from router.endpoints.grpc.calls import AuthenticatedCalls
@@ -28,6 +31,7 @@ from router.requests.work import Preparer
 from router.routing.reservations import Reservations
 from router.server_branch import RouterParts, RouterTable, SupervisorCalls
 from router.serving.dispatcher import RouterCore
+from router.shared_memory import RouterMemory
 from twostroke.base.allocator import give_freed_memory_back
 from twostroke.base.ids import Epoch
 from twostroke.config import EndpointsConfig, RouterConfig
@@ -75,15 +79,14 @@ class RouterServer:
     ) -> None:
         """Other routers of the cluster may watch the reservations."""
         self._dispatcher = dispatcher
-        self._authenticator = _authenticator(config, metrics)
+        shared = RouterMemory.of(config.shared_fd)
+        self._authenticator = _authenticator(config, metrics, shared)
         self._preparer = preparer
         handler = _handler(config, dispatcher, preparer, metrics, recorder)
         certificates = None if config.tls is None else Certificates(config.tls, CertificateUse.CLIENTS)
         metrics.expiries.watch("clients", certificates)
         listen = config.listen
-        self._listener = (
-            bind_listener(listen.host, listen.http_port) if config.http_fd is None else inherited(config.http_fd)
-        )
+        self._listener = _listener(config)
         calls = AuthenticatedCalls(self._authenticator)
         with contextlib.ExitStack() as opened:
             opened.callback(self._listener.close)
@@ -110,9 +113,11 @@ class RouterServer:
             further=[route for branch in self._branches for route in branch.routes],
         )
         most = config.endpoints.max_connections
-        self._http = HttpServer(
-            http_config(app, grace_s=int(CLOSE_GRACE_S), most_connections=most, certificates=certificates)
-        )
+        http_settings = http_config(app, grace_s=int(CLOSE_GRACE_S), most_connections=most, certificates=certificates)
+        self._shares_ports = shared.is_shared
+        self._http = HttpServer(http_settings, shared if shared.is_shared else None, lambda: dispatcher.is_ready)
+        self._leaving: asyncio.Task[None] | None = None
+        """Clients of gRPC are sent to routers with the same port."""
         InferenceService(handler, calls).add_to(self._rpc.server)
         self._rpc.offer(SERVICE_NAME, *(name for branch in branches for name in branch.services), is_described=True)
         for branch in self._branches:
@@ -148,6 +153,8 @@ class RouterServer:
             finally:
                 for watch in watches:
                     watch.cancel()
+                if self._leaving is not None:
+                    self._leaving.cancel()
                 self._http.should_exit = True
                 await asyncio.gather(self._rpc.stop(CLOSE_GRACE_S), self._admin.stop(CLOSE_GRACE_S))
                 await asyncio.wait([http])
@@ -163,6 +170,7 @@ class RouterServer:
             asyncio.create_task(self._rpc.stop(grace_s), name="rpc server stops"),
             asyncio.create_task(self._admin.hand_over(grace_s), name="admin server stops"),
         ]
+        self._leaving = stopping[0]
         try:
             await self._http.leave(grace_s)
             left = await self._dispatcher.drain(until_s)
@@ -185,7 +193,21 @@ class RouterServer:
             is_ready = self._dispatcher.is_ready and not self._dispatcher.is_draining
             await self._rpc.set_serving(is_ready)
             await self._admin.set_serving(is_ready)
+            if self._dispatcher.is_draining and self._shares_ports and self._leaving is None:
+                self._leave_to_others()
             await asyncio.sleep(HEALTH_PERIOD_S)
+
+    def _leave_to_others(self) -> None:
+        """Sends clients of open connections to the routers that have the same ports, once each has its answer."""
+        self._http.say_that_each_response_is_the_last()
+        grace_s = STREAM_GRACE_MS / 1000
+        self._leaving = asyncio.create_task(self._rpc.stop(grace_s), name="rpc server leaves its port to others")
+
+
+def _listener(config: RouterConfig) -> socket.socket:
+    if config.http_fd is None:
+        return bind_listener(config.listen.host, config.listen.http_port)
+    return inherited(config.http_fd)
 
 
 def _handler(
@@ -207,10 +229,10 @@ def _handler(
     )
 
 
-def _authenticator(config: RouterConfig, metrics: RouterMetrics) -> Authenticator:
+def _authenticator(config: RouterConfig, metrics: RouterMetrics, shared: RouterMemory) -> Authenticator:
     if config.endpoints.api_keys is None:
         return NoAuthentication(config.cluster_token)
-    return KeyAuthenticator(config.endpoints.api_keys, config.cluster_token, metrics)
+    return KeyAuthenticator(config.endpoints.api_keys, config.cluster_token, metrics, KeyLimits(KeyUses(shared)))
 
 
 def _clients_rpc(

@@ -28,11 +28,11 @@ class ServeState:
 
     @property
     def endpoints(self) -> str:
-        return f"http {', '.join(router.http for router in self.routers)}" if self.routers else "routers elsewhere"
+        return f"http {self.http}" if self.routers else "routers elsewhere"
 
     @property
     def http(self) -> str:
-        """HTTP address of the first router."""
+        """HTTP address of all routers."""
         return self._first.http
 
     @property

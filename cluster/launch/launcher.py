@@ -9,6 +9,7 @@ a second signal               ->  everything is killed
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
@@ -29,6 +30,7 @@ from cluster.launch.run_folder import RunFolder
 from cluster.launch.start_checks import check, check_machine, cpus
 from cluster.ray import environment as ray_environment
 from cluster.ray.address import ray_head_address
+from cluster.routers.client_ports import ClientPorts
 from cluster.routers.keeper import RouterKeeper
 from cluster.terminal.announce import Announcer
 from cluster.values.exits import described as describe_exits
@@ -78,8 +80,8 @@ def _launch(config: ClusterConfig, options: LaunchOptions) -> int:
     model_dir = _model_dir(config) if config.routers or config.address is None else ""
     interrupts = Interrupts()
     try:
-        with RunFolder() as folder:
-            return _Launch(config, options, token, model_dir, folder, announcer, interrupts).run()
+        with RunFolder() as folder, contextlib.closing(ClientPorts(config.listen)) as ports:
+            return _Launch(config, options, token, model_dir, folder, ports, announcer, interrupts).run()
     except (KeyboardInterrupt, SystemExit):
         announcer.say("interrupted while starting")
         return INTERRUPTED
@@ -120,6 +122,7 @@ class _Launch:
     """The fleet's token, if the user gave one."""
     model_dir: str
     folder: RunFolder
+    ports: ClientPorts
     announcer: Announcer
     interrupts: Interrupts
     routers: list[RouterKeeper] = field(default_factory=list)
@@ -169,9 +172,7 @@ class _Launch:
     def _make_routers(self, token: str, fleet_address: str) -> None:
         """Creates the keepers. `fleet_address` is empty where it is not known yet."""
         configs = router_configs(self.config, token=token, fleet_address=fleet_address, model_dir=self.model_dir)
-        self.routers = [
-            RouterKeeper(index, config, self.folder.log_dir, self.announcer) for index, config in enumerate(configs)
-        ]
+        self.routers = [RouterKeeper(config, self.ports, self.folder.log_dir, self.announcer) for config in configs]
 
     async def _follow(self, supervisor: SupervisorClient) -> int:
         stop = self._stop_on_signal()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from pathlib import Path
 
+from cluster.routers.client_ports import ClientPorts
 from cluster.routers.process import RouterProcess, until_ready
 from cluster.terminal.announce import Announcer
 from cluster.values.exits import ProcessExit
 from cluster.values.spec import LAUNCHED_GRACE_S
-from router.addresses import Addresses, bind_listener
+from router.addresses import Addresses
 from twostroke.base.errors import ConfigError, PeerLost
 from twostroke.config import RouterConfig
 
@@ -28,16 +28,17 @@ MOST_PAUSE_S = 10.0
 class RouterKeeper:
     """Starts one router's process again whenever it ends. Use it only in the main thread: see `RouterProcess`.
 
-    It opens the HTTP socket itself and hands it to every process. A client that connects between two processes waits
-    and is not refused.
+    The ports for clients stay open between two processes: a client that connects meanwhile is served by another router,
+    or waits, and is not refused.
     """
 
-    def __init__(self, index: int, config: RouterConfig, log_dir: Path, announcer: Announcer) -> None:
-        self.name = f"router-{index}"
+    def __init__(self, config: RouterConfig, ports: ClientPorts, log_dir: Path, announcer: Announcer) -> None:
+        """`ports` may be those of several routers, and are closed by their owner."""
+        self.name = f"router-{config.number}"
+        self._ports = ports
         self._config = config.replace(owns_log_file=True)
         self._log_path = log_dir / f"{self.name}.log"
         self._announcer = announcer
-        self._listener: socket.socket | None = None
         self._process: RouterProcess | None = None
         self._next: asyncio.Future[RouterProcess] | None = None
         """Set when another process replaces the current one."""
@@ -46,12 +47,9 @@ class RouterKeeper:
         self._addresses: asyncio.Future[Addresses] | None = None
 
     def start(self) -> None:
-        """Starts the process. Raises ConfigError where its port is taken."""
-        if self._listener is None:
-            self._listener = bind_listener(self._config.listen.host, self._config.listen.http_port)
-            port = self._listener.getsockname()[1]
-            listen = self._config.listen.replace(http_port=port)
-            self._config = self._config.replace(listen=listen, http_fd=self._listener.fileno())
+        """Starts the process. Raises ConfigError where a port for clients is taken."""
+        self._ports.open()
+        self._config = self._ports.given_to(self._config)
         self._process = RouterProcess(self._config, self._log_path)
 
     async def keep(self, fleet_address: str) -> None:
@@ -118,8 +116,6 @@ class RouterKeeper:
         for process in (self._process, *self._replaced):
             if process is not None:
                 process.kill()
-        if self._listener is not None:
-            self._listener.close()
 
     def _forget(self, leaving: asyncio.Task[None], process: RouterProcess) -> None:
         self._leaving.discard(leaving)
@@ -129,7 +125,7 @@ class RouterKeeper:
     async def _watch(self, process: RouterProcess) -> str | None:
         """Returns how the process ended, or None where another one has replaced it.
 
-        After the first process, another program may hold the gRPC port for a while.
+        After the first process, another program may hold a port of its own for a while.
         """
         listening = self._listening()
         try:
@@ -158,13 +154,12 @@ class RouterKeeper:
 
 
 def _on_ports_of(addresses: Addresses, config: RouterConfig) -> RouterConfig:
-    """Returns the config with fixed ports for later processes."""
+    """Returns the config with the router's own ports fixed for later processes."""
     has_own_metrics = config.endpoints.own_metrics_port is not None
     endpoints = config.endpoints.replace(
         admin_port=_port(addresses.admin), metrics_port=_port(addresses.metrics) if has_own_metrics else None
     )
-    listen = config.listen.replace(grpc_port=_port(addresses.grpc))
-    return config.replace(listen=listen, endpoints=endpoints, is_restart=True)
+    return config.replace(endpoints=endpoints, is_restart=True)
 
 
 def _port(address: str) -> int:

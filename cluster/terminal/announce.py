@@ -79,8 +79,8 @@ class Announcer:
         scheme = "http" if config.certificates.clients is None else "https"
         print(
             f"{head}\n"
-            f"  OpenAI HTTP   {'  '.join(f'{scheme}://{router.http}/v1' for router in routers)}\n"
-            f"  gRPC          {'  '.join(router.grpc for router in routers)}\n"
+            f"  OpenAI HTTP   {scheme}://{routers[0].http}/v1\n"
+            f"  gRPC          {routers[0].grpc}\n"
             f"  admin         {'  '.join(router.admin for router in routers)}\n"
             f"  metrics       {'  '.join(metrics_url(router, scheme) for router in routers)}\n"
             f"  console       {console_line(config)}\n"

@@ -137,7 +137,7 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
 
 @dataclass(frozen=True, slots=True)
 class RouterPorts:
-    """Ports of one router; 0 means any free port."""
+    """Ports of one router; 0 means any free port. All routers of a launcher have the same ones for clients."""
 
     http: int
     grpc: int
@@ -146,22 +146,30 @@ class RouterPorts:
     """Port of the metrics; None means that they have no port of their own."""
 
     def by_flag(self) -> dict[str, int]:
-        flags = {"--http-port": self.http, "--grpc-port": self.grpc, "--admin-port": self.admin}
-        return flags if self.metrics is None else {**flags, "--metrics-port": self.metrics}
+        return {"--http-port": self.http, "--grpc-port": self.grpc, **self.own_by_flag()}
+
+    def own_by_flag(self) -> dict[str, int]:
+        """Returns the ports that no other router has."""
+        admin = {"--admin-port": self.admin}
+        return admin if self.metrics is None else {**admin, "--metrics-port": self.metrics}
 
 
 def router_ports(config: ClusterConfig) -> list[RouterPorts]:
-    """Returns each router's ports, counted up from the first router's. Raises ConfigError where two are equal."""
-    endpoints, of_routers = config.endpoints, []
+    """Returns each router's ports: those for clients are shared, those for operators count up from the first router's.
+
+    Several routers have ports of their own for metrics, as a scraper must know whose it reads. Raises ConfigError where
+    two ports are equal.
+    """
+    listen, endpoints, of_routers = config.listen, config.endpoints, []
     # On other machines the Fleet service may have the same port.
     taken = {config.fleet_port: "--fleet-port"} if config.address is None else {}
     suffix = f" for some of the {config.routers} routers" if config.routers > 1 else ""
+    first_metrics = 0 if endpoints.metrics_port is None and config.routers > 1 else endpoints.metrics_port
     for index in range(config.routers):
-        first = (config.listen.http_port, config.listen.grpc_port, endpoints.admin_port)
-        http, grpc, admin = (port + index if port else 0 for port in first)
-        metrics = endpoints.metrics_port + index if endpoints.metrics_port else endpoints.metrics_port
-        ports = RouterPorts(http, grpc, admin, metrics)
-        check_distinct(ports.by_flag(), taken, suffix)
+        admin = endpoints.admin_port + index if endpoints.admin_port else 0
+        metrics = first_metrics + index if first_metrics else first_metrics
+        ports = RouterPorts(listen.http_port, listen.grpc_port, admin, metrics)
+        check_distinct(ports.by_flag() if index == 0 else ports.own_by_flag(), taken, suffix)
         of_routers.append(ports)
     return of_routers
 

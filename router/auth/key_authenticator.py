@@ -41,7 +41,7 @@ def read_keys(path: str) -> KeyFile:
 class KeyAuthenticator:
     takes_keys = True
 
-    def __init__(self, path: str, cluster_token: str, metrics: RouterMetrics) -> None:
+    def __init__(self, path: str, cluster_token: str, metrics: RouterMetrics, limits: KeyLimits | None = None) -> None:
         """Raises ConfigError where the file cannot be used."""
         self._path = Path(path)
         self._keys = metrics.gauge("api_keys", "API keys in the file.")
@@ -51,7 +51,7 @@ class KeyAuthenticator:
         self._refusals = metrics.labelled_counter("api_key_refusals", "Calls refused for their API key.", "reason")
         for reason in REASONS:
             self._refusals.labels(ROLE, reason)
-        self._limits = KeyLimits()
+        self._limits = limits or KeyLimits()
         self._marks = stream_marks(cluster_token)
         self._operator = AuthContext(marks=self._marks, is_operator=True)
         self._operator_key = OperatorKey(cluster_token)
@@ -114,7 +114,6 @@ class KeyAuthenticator:
             return
         self._stale.set(0)
         self._keys.set(len(self._file.keys))
-        self._limits.forget_all_but(self._file.keys)
         log.info("API keys read again file=%s keys=%d", self._path, len(self._file.keys))
 
     def _look(self) -> tuple[int, int, int] | None:

@@ -10,13 +10,15 @@ import ssl
 import time
 import traceback
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from router.http_server.fair_acceptor import FairAcceptor
 from router.http_server.protocol import HEADERS_S, TimedProtocol, timed_protocol
+from router.shared_memory import RouterMemory
 from twostroke.security.tls import Certificates
 
 KEEP_ALIVE_S = 75
@@ -47,15 +49,28 @@ def http_config(
 
 
 class HttpServer(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(
+        self, config: uvicorn.Config, shared: RouterMemory | None = None, serves: Callable[[], bool] = lambda: True
+    ) -> None:
+        """`shared`: that of routers with the same listening sockets, which then accept in turns. `serves`: this one
+        would do what is asked over a new connection."""
         super().__init__(config)
         self.is_up = asyncio.Event()
+        self._shared, self._serves = shared, serves
+        self._acceptors: list[FairAcceptor] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup(sockets if self._shared is None else [])
+        if self._shared is not None:
+            for listener in sockets or ():
+                acceptor = FairAcceptor(listener, self._protocol, self._count_connections, self._shared, self._serves)
+                acceptor.start()
+                self._acceptors.append(acceptor)
         self.is_up.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for acceptor in self._acceptors:
+            acceptor.stop()
         protocol = self.config.http_protocol_class
         if issubclass(protocol, TlsHandshake):
             for transport in list(protocol.waiting.values()):
@@ -74,7 +89,7 @@ class HttpServer(uvicorn.Server):
         way does not end its connection: its client was not told, and may be sending again.
         """
         await self._stop_accepting()
-        self._say_that_each_response_is_the_last()
+        self.say_that_each_response_is_the_last()
         idle_since_s: dict[TimedProtocol, float] = {}
         begun_s = time.monotonic()
         while (passed_s := time.monotonic() - begun_s) < grace_s:
@@ -89,11 +104,13 @@ class HttpServer(uvicorn.Server):
         for server in self.servers:
             for listener in server.sockets:
                 asyncio.get_running_loop().remove_reader(listener)
+        for acceptor in self._acceptors:
+            acceptor.stop()
         await asyncio.sleep(LOOK_S)
         for server in self.servers:
             server.close()
 
-    def _say_that_each_response_is_the_last(self) -> None:
+    def say_that_each_response_is_the_last(self) -> None:
         close = (b"connection", b"close")
         self.config.encoded_headers.append(close)  # of these uvicorn makes the default headers anew each second
         self.server_state.default_headers = [*self.server_state.default_headers, close]
@@ -110,6 +127,13 @@ class HttpServer(uvicorn.Server):
         """Returns whether an accepted client has not finished its handshake."""
         protocol = self.config.http_protocol_class
         return issubclass(protocol, TimedProtocol | TlsHandshake) and len(protocol.arriving) > 0
+
+    def _protocol(self) -> asyncio.Protocol:
+        made_of = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        return self.config.http_protocol_class(**made_of)
+
+    def _count_connections(self) -> int:
+        return len(self.server_state.connections)
 
     def _connections(self) -> list[TimedProtocol]:
         return [each for each in self.server_state.connections if isinstance(each, TimedProtocol)]

@@ -160,15 +160,20 @@ class RequestHandler:
         return self.dispatcher.named_models.get(model)
 
     async def abort(self, request_id: str, resume_token: str, auth: AuthContext) -> bool:
-        """Ends the request of that id, or the one whose stream the token names. Returns False where there is none.
+        """Ends the request of that id, or the one whose stream the token names, at whatever router it is open.
 
-        Without API keys an id that a client chose is not enough: others can guess it.
+        Returns False where there is none. Without API keys an id that a client chose is not enough: others can guess
+        it.
         """
-        if resume_token:
-            opened = self._streams.get(stream_of(resume_token))
-        else:
-            opened = self._open.get((auth.tenant, request_id))
-        if opened is None or opened.tenant != auth.tenant or not (resume_token or opened.is_id_enough):
+        if await self.abort_here(request_id, resume_token, auth.tenant):
+            return True
+        return await self.dispatcher.operations.abort_elsewhere(request_id, resume_token, auth.tenant)
+
+    async def abort_here(self, request_id: str, resume_token: str, tenant: str | None) -> bool:
+        """Ends it if it is open at this router. `tenant` is that of the API key."""
+        by_id = self._open.get((tenant, request_id))
+        opened = self._streams.get(stream_of(resume_token)) if resume_token else by_id
+        if opened is None or opened.tenant != tenant or not (resume_token or opened.is_id_enough):
             return False
         aborted = [await self.dispatcher.abort(part) for part in opened.parts]
         return any(aborted)

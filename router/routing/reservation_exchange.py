@@ -1,4 +1,4 @@
-"""Reservations between routers: what the others have placed counts here, and what this one has placed counts there."""
+"""Between routers: what the others have placed counts here, and what this one has placed counts there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 import grpc.aio
@@ -40,7 +40,8 @@ class ReservationFeed:
         self._router_id = RouterId(router_id)
         self._us = us
         self._reservations = reservations
-        self._listed: set[RouterId] = set()
+        self._listed: dict[RouterId, str] = {}
+        """Addresses of the other routers in the supervisor's last view."""
         self._followed: dict[RouterId, asyncio.Task[None]] = {}
         self._flowing: set[RouterId] = set()
 
@@ -49,11 +50,17 @@ class ReservationFeed:
         """How many routers' placements come in."""
         return len(self._flowing)
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where the other routers are."""
+        return tuple(self._listed.values())
+
     def take(self, listed: Iterable[fleet_pb2.RouterEntry], tasks: asyncio.TaskGroup) -> None:
         """Follows the routers that the supervisor lists."""
         addresses = {RouterId(entry.router_id): entry.address for entry in listed if entry.address}
-        self._listed = addresses.keys() - {self._router_id}
-        for router in self._listed - self._followed.keys():
+        addresses.pop(self._router_id, None)
+        self._listed = addresses
+        for router in addresses.keys() - self._followed.keys():
             follow = self._follow(router, addresses[router])
             self._followed[router] = tasks.create_task(follow, name=f"reservations of {router}")
 
@@ -157,8 +164,10 @@ HEARTBEAT_S = 1.0
 
 
 class RoutingService(routing_pb2_grpc.RoutingServicer):
-    def __init__(self, reservations: Reservations) -> None:
+    def __init__(self, reservations: Reservations, abort: Callable[[str, str, str | None], Awaitable[bool]]) -> None:
+        """`abort` ends what is open here under a request id, or a resume token, of a tenant."""
         self._reservations = reservations
+        self._abort = abort
         self._wakers: set[asyncio.Event] = set()
         self._is_closed = False
 
@@ -167,6 +176,13 @@ class RoutingService(routing_pb2_grpc.RoutingServicer):
         self._is_closed = True
         for has_changed in self._wakers:
             has_changed.set()
+
+    async def AbortHere(  # noqa: N802  # the name in the .proto
+        self, request: routing_pb2.AbortHereRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> routing_pb2.AbortHereResponse:
+        tenant = request.tenant if request.HasField("tenant") else None
+        found = await self._abort(request.request_id, request.resume_token, tenant)
+        return routing_pb2.AbortHereResponse(found=found)
 
     async def WatchReservations(  # noqa: N802  # the name in the .proto
         self, request: routing_pb2.WatchReservationsRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -84,6 +84,11 @@ class RoutingState:
     def block_count(self, worker: WorkerId) -> int:
         return self.index.block_count(worker)
 
+    @property
+    def other_routers(self) -> tuple[str, ...]:
+        """Addresses of the cluster's other routers."""
+        return self._feed.addresses
+
     def follow_routers(self, listed: Iterable[RouterEntry], tasks: asyncio.TaskGroup) -> None:
         self._feed.take(listed, tasks)
 

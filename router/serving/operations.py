@@ -21,9 +21,10 @@ from twostroke.rpc.clock import ClockOffset, introduced
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.profiles import ANSWER_S, ProfiledParts, profile_here
 from twostroke.rpc.traces import known_of
-from twostroke.rpc.v1 import control_pb2
+from twostroke.rpc.v1 import control_pb2, routing_pb2
 from twostroke.rpc.v1.control_pb2 import ProfilePart, ProfileRequest
 from twostroke.rpc.v1.control_pb2_grpc import ControlStub
+from twostroke.rpc.v1.routing_pb2_grpc import RoutingStub
 from twostroke.tracing.recorder import Recorder
 
 CALL_TIMEOUT_S = 5.0
@@ -93,17 +94,30 @@ class Operations:
                     async for part in parts:
                         yield part
 
+    async def abort_elsewhere(self, request_id: str, resume_token: str, tenant: str | None) -> bool:
+        """Ends a request that is open at another router. Returns False where none of those that answer has it."""
+        request = routing_pb2.AbortHereRequest(request_id=request_id, resume_token=resume_token, tenant=tenant)
+        calls = (
+            self._call(address, lambda channel: RoutingStub(channel).AbortHere, request)
+            for address in self._routing.other_routers
+        )
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        return any(isinstance(result, routing_pb2.AbortHereResponse) and result.found for result in results)
+
     async def _call_all(self, method: Callable[[ControlStub], Any], request: Any) -> list[Any]:
         """Returns each worker's response, or what it raised."""
+        calls = (
+            self._call(worker.address, lambda channel: method(ControlStub(channel)), request)
+            for worker in self._fleet.workers
+        )
+        return await asyncio.gather(*calls, return_exceptions=True)
 
-        async def call(worker: Worker) -> Any:
-            channel = PeerChannel(worker.address, self._membership)
-            try:
-                return await channel.call(method(ControlStub(channel.channel)), request, CALL_TIMEOUT_S)
-            finally:
-                await channel.close()
-
-        return await asyncio.gather(*map(call, self._fleet.workers), return_exceptions=True)
+    async def _call(self, address: str, method: Callable[[grpc.aio.Channel], Any], request: Any) -> Any:
+        channel = PeerChannel(address, self._membership)
+        try:
+            return await channel.call(method(channel.channel), request, CALL_TIMEOUT_S)
+        finally:
+            await channel.close()
 
 
 Parts = AsyncGenerator[ProfilePart, None]

@@ -137,13 +137,9 @@ def _server(args: argparse.Namespace) -> ChatServer:
         max_tokens=args.max_tokens, temperature=args.temperature, top_p=args.top_p, top_k=args.top_k, seed=args.seed
     )
     if args.grpc is not None:
-        routers = _addresses(args.grpc, "--grpc") or [
-            router.grpc for router in the_one_for_clients(args.pid, speaks_tls=secure is not None).routers
-        ]
+        routers = _addresses(args.grpc, "--grpc") or [the_one_for_clients(args.pid, speaks_tls=secure is not None).grpc]
         return GrpcServer([reachable(router) for router in routers], sampling, credentials.api_key(), secure)
-    routers = _addresses(args.http, "--http") or [
-        router.http for router in the_one_for_clients(args.pid, speaks_tls=secure is not None).routers
-    ]
+    routers = _addresses(args.http, "--http") or [the_one_for_clients(args.pid, speaks_tls=secure is not None).http]
     return HttpChatServer([reachable(router) for router in routers], sampling, credentials.api_key(), secure)
 
 

@@ -80,10 +80,9 @@ def _admin(args: argparse.Namespace) -> AdminAccess:
     if args.admin is not None or args.pid is not None or server is None:
         return admin_access.access_from(args)
     for state in state_file.running():
-        access = admin_access.access_to(state)
-        for router, address in zip(state.routers, access.addresses, strict=True):
-            if server.rstrip("/").removesuffix("/v1").endswith((reachable(router.http), reachable(router.grpc))):
-                return AdminAccess((address,), access.token)
+        ends = tuple(reachable(each) for router in state.routers for each in (router.http, router.grpc))
+        if server.rstrip("/").removesuffix("/v1").endswith(ends):
+            return admin_access.access_to(state)
     raise ConfigError(f"{server}: say where its admin port is, with --admin HOST:PORT", field="--admin")
 
 

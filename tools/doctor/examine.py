@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import secrets
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 import grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.clients.admin_access import AdminAccess, describe
+from cluster.clients.admin_access import AdminAccess, describe, router_info
 from router.routing.policies import CACHE_BLIND
 from tools.doctor.branches import READERS
 from tools.doctor.endpoints import ANSWER_TOKENS, ChatEndpoint
@@ -35,23 +36,27 @@ WORDS = tuple("the quick brown fox jumps over the lazy dog and runs on through t
 
 
 def examine(channel: grpc.Channel, admin: AdminAccess, endpoint: ChatEndpoint, salts: tuple[str, str]) -> Facts:
-    """Examines a server over a `channel` to the first of `admin`'s addresses. Raises PeerLost."""
-    control, address = control_pb2_grpc.ControlStub(channel), admin.addresses[0]
+    """Examines a server over a `channel` to the first of `admin`'s addresses. Raises PeerLost.
+
+    Its routers share a port, so any of them may serve a chat.
+    """
+    control = control_pb2_grpc.ControlStub(channel)
     server = _server_info(channel, admin)
     model: control_pb2.ModelInfo = _answer(control.GetModelInfo, control_pb2.GetModelInfoRequest(), admin)
     text = _chat_of(endpoint, BLOCKS * model.block_size, model.max_model_len - ANSWER_TOKENS)
     first = SentChat(salt=salts[0], tokens=endpoint.tokenize(text))
     names = block_hashes_of(first.tokens, model.block_size, owner_salt("", salts[0].encode()))
-    router = seen_from(address, server.metrics_address)
-    before = scrape(router)
+    routers = [seen_from(admin.addresses[0], server.metrics_address), *_metrics_of_others(admin)]
+    before = [scrape(router) for router in routers]
     with IndexWatch(channel, names) as watch:
         first = endpoint.send(text, first)
         watch.until_held(len(names), QUIET_S if first.failure is None else 0.0)
-        workers = tuple(_workers(control, admin, scrape(router), watch))
+        workers = tuple(_workers(control, admin, scrape(routers[0]), watch))
         second = SentChat(salt=salts[1], tokens=endpoint.tokenize(text))
         if first.failure is None:
             second = endpoint.send(text, second)
-    policy = _policy(before, scrape(router))
+    policies = (_policy(earlier, scrape(router)) for router, earlier in zip(routers, before, strict=True))
+    policy = next((each for each in policies if each is not None), None)
     return Facts(
         block_size=model.block_size,
         vocab_size=model.vocab_size,
@@ -74,6 +79,13 @@ def _server_info(channel: grpc.Channel, admin: AdminAccess) -> control_pb2.Serve
     control = control_pb2_grpc.ControlStub(channel)
     info: control_pb2.ServerInfo = _answer(control.GetServerInfo, control_pb2.GetServerInfoRequest(), admin)
     return info
+
+
+def _metrics_of_others(admin: AdminAccess) -> Iterator[str]:
+    """Yields where the metrics of the routers after the first are, as far as they answer."""
+    for address in admin.addresses[1:]:
+        with contextlib.suppress(grpc.RpcError):
+            yield seen_from(address, router_info(address, admin).metrics_address)
 
 
 def _answer(call: Callable[..., Any], request: object, admin: AdminAccess) -> Any:

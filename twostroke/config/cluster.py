@@ -53,10 +53,10 @@ class ClusterConfig(Settings):
         zero="they run elsewhere",
         section="routers",
         key="routers.count",
-        help="routers, on ports counted up from --http-port and --grpc-port",
+        help="routers, which share --http-port and --grpc-port; other ports count up from the first router's",
     )
     listen: ListenConfig = group(ListenConfig, "routers")
-    """Ports of the first router; those of the others count up."""
+    """Ports for clients, which all routers share."""
     address: str | None = setting(
         None,
         section="ray",
@@ -80,7 +80,7 @@ class ClusterConfig(Settings):
     output: OutputConfig = group(OutputConfig, "output", "answers")
     scaling: ScalingConfig = group(ScalingConfig, "scaling")
     endpoints: EndpointsConfig = group(EndpointsConfig, "security", "endpoints")
-    """Endpoints of the first router. The ports of the others count up, as those for clients do."""
+    """Endpoints of the first router. The ports of the others count up."""
     certificates: CertificatesConfig = group(CertificatesConfig, "security", "certificates")
     tracing: TracingConfig = group(TracingConfig, "tracing")
     prefill_role: RoleConfig = Field(default_factory=RoleConfig, strict=False)

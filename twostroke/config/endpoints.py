@@ -28,7 +28,7 @@ class EndpointsConfig(Settings):
         None,
         section="routers",
         help="port of /metrics and health over HTTP, instead of --http-port",
-        default_text="on --http-port",
+        default_text="on --http-port; with several routers any free one",
     )
     """None: clients' HTTP port has them too, unless clients need keys."""
     metrics_host: str | None = setting(

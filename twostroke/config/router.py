@@ -19,7 +19,9 @@ class RouterConfig(Settings):
     listen: ListenConfig = group(ListenConfig, "fleet")
     http_fd: int | None = None
     """Descriptor of the HTTP endpoint's listening socket, if the process that starts the router keeps the socket over
-    its restarts. Old and new then share the gRPC port too."""
+    its restarts, for it alone or for several routers. They then share the gRPC port too."""
+    shared_fd: int | None = None
+    """Descriptor of the memory that all routers of a launcher share. None: this router has no others beside it."""
     is_restart: bool = False
     """Whether a router before this one may still serve: listen only once there are workers (or after a while)."""
     fleet_address: str = ""

@@ -94,10 +94,11 @@ def print_tables(model: control_pb2.ModelInfo, routers: Sequence[Values], worker
         f"{model.model}: {model.dtype}, {model.max_model_len} tokens{room}, blocks of {model.block_size}, "
         f"KV in {form_of(model)}"
     )
-    of_routers = table("router", "state", "http", "grpc", "admin")
+    of_routers = table("router", "state", "http", "grpc", "admin", "metrics")
     for router in routers:
-        shown = (router[name] or "-" for name in ("http", "grpc"))
-        of_routers.add_row(router["router_id"] or "-", router["state"] or "does not answer", *shown, router["address"])
+        http, grpc_port, metrics = (router[name] or "-" for name in ("http", "grpc", "metrics"))
+        state = router["state"] or "does not answer"
+        of_routers.add_row(router["router_id"] or "-", state, http, grpc_port, router["address"], metrics)
     print_table(of_routers)
     counts, folded = ("runs", "waits", "tokens"), ("pages", "memory", "kernels")
     of_workers = table(

@@ -165,6 +165,9 @@ class ScriptedDispatcher:
         self._aborted[request_id].set()
         return True
 
+    async def abort_elsewhere(self, request_id: str, resume_token: str, tenant: str | None) -> bool:
+        return False
+
     def loads(self) -> list[control_pb2.WorkerLoad]:
         return [control_pb2.WorkerLoad(worker_id="decode-0", load=control_pb2.Load(running=7))]
 

@@ -24,21 +24,25 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etwostroke/rpc/v1/routing.proto\x12\x0ctwostroke.v1\"-\n\x18WatchReservationsRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\"\\\n\x10ReservationBatch\x12)\n\x06placed\x18\x01 \x03(\x0b\x32\x19.twostroke.v1.Reservation\x12\x0e\n\x06opened\x18\x02 \x03(\t\x12\r\n\x05\x65nded\x18\x03 \x03(\t\"r\n\x0bReservation\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x06shares\x18\x02 \x03(\x0b\x32\x19.twostroke.v1.WorkerShare\x12\x14\n\x0c\x62lock_hashes\x18\x03 \x01(\x0c\x12\x0e\n\x06opened\x18\x04 \x01(\x08\"a\n\x0bWorkerShare\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\r\n\x05pages\x18\x04 \x01(\r\x12\x0f\n\x07streams\x18\x05 \x01(\r2h\n\x07Routing\x12]\n\x11WatchReservations\x12&.twostroke.v1.WatchReservationsRequest\x1a\x1e.twostroke.v1.ReservationBatch0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etwostroke/rpc/v1/routing.proto\x12\x0ctwostroke.v1\"\\\n\x10\x41\x62ortHereRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0cresume_token\x18\x02 \x01(\t\x12\x13\n\x06tenant\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_tenant\"\"\n\x11\x41\x62ortHereResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"-\n\x18WatchReservationsRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\"\\\n\x10ReservationBatch\x12)\n\x06placed\x18\x01 \x03(\x0b\x32\x19.twostroke.v1.Reservation\x12\x0e\n\x06opened\x18\x02 \x03(\t\x12\r\n\x05\x65nded\x18\x03 \x03(\t\"r\n\x0bReservation\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x06shares\x18\x02 \x03(\x0b\x32\x19.twostroke.v1.WorkerShare\x12\x14\n\x0c\x62lock_hashes\x18\x03 \x01(\x0c\x12\x0e\n\x06opened\x18\x04 \x01(\x08\"a\n\x0bWorkerShare\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\r\n\x05pages\x18\x04 \x01(\r\x12\x0f\n\x07streams\x18\x05 \x01(\r2\xb6\x01\n\x07Routing\x12]\n\x11WatchReservations\x12&.twostroke.v1.WatchReservationsRequest\x1a\x1e.twostroke.v1.ReservationBatch0\x01\x12L\n\tAbortHere\x12\x1e.twostroke.v1.AbortHereRequest\x1a\x1f.twostroke.v1.AbortHereResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'twostroke.rpc.v1.routing_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WATCHRESERVATIONSREQUEST']._serialized_start=48
-  _globals['_WATCHRESERVATIONSREQUEST']._serialized_end=93
-  _globals['_RESERVATIONBATCH']._serialized_start=95
-  _globals['_RESERVATIONBATCH']._serialized_end=187
-  _globals['_RESERVATION']._serialized_start=189
-  _globals['_RESERVATION']._serialized_end=303
-  _globals['_WORKERSHARE']._serialized_start=305
-  _globals['_WORKERSHARE']._serialized_end=402
-  _globals['_ROUTING']._serialized_start=404
-  _globals['_ROUTING']._serialized_end=508
+  _globals['_ABORTHEREREQUEST']._serialized_start=48
+  _globals['_ABORTHEREREQUEST']._serialized_end=140
+  _globals['_ABORTHERERESPONSE']._serialized_start=142
+  _globals['_ABORTHERERESPONSE']._serialized_end=176
+  _globals['_WATCHRESERVATIONSREQUEST']._serialized_start=178
+  _globals['_WATCHRESERVATIONSREQUEST']._serialized_end=223
+  _globals['_RESERVATIONBATCH']._serialized_start=225
+  _globals['_RESERVATIONBATCH']._serialized_end=317
+  _globals['_RESERVATION']._serialized_start=319
+  _globals['_RESERVATION']._serialized_end=433
+  _globals['_WORKERSHARE']._serialized_start=435
+  _globals['_WORKERSHARE']._serialized_end=532
+  _globals['_ROUTING']._serialized_start=535
+  _globals['_ROUTING']._serialized_end=717
 # @@protoc_insertion_point(module_scope)

@@ -6,6 +6,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class AbortHereRequest(_message.Message):
+    __slots__ = ("request_id", "resume_token", "tenant")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    resume_token: str
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., resume_token: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class AbortHereResponse(_message.Message):
+    __slots__ = ("found",)
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    def __init__(self, found: _Optional[bool] = ...) -> None: ...
+
 class WatchReservationsRequest(_message.Message):
     __slots__ = ("router_id",)
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]

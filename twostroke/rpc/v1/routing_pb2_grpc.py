@@ -40,6 +40,11 @@ class RoutingStub:
                 request_serializer=twostroke_dot_rpc_dot_v1_dot_routing__pb2.WatchReservationsRequest.SerializeToString,
                 response_deserializer=twostroke_dot_rpc_dot_v1_dot_routing__pb2.ReservationBatch.FromString,
                 _registered_method=True)
+        self.AbortHere = channel.unary_unary(
+                '/twostroke.v1.Routing/AbortHere',
+                request_serializer=twostroke_dot_rpc_dot_v1_dot_routing__pb2.AbortHereRequest.SerializeToString,
+                response_deserializer=twostroke_dot_rpc_dot_v1_dot_routing__pb2.AbortHereResponse.FromString,
+                _registered_method=True)
 
 
 class RoutingServicer:
@@ -53,6 +58,13 @@ class RoutingServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AbortHere(self, request, context):
+        """Ends a request that is open at this router, for a client whose connection leads to another one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RoutingServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +72,11 @@ def add_RoutingServicer_to_server(servicer, server):
                     servicer.WatchReservations,
                     request_deserializer=twostroke_dot_rpc_dot_v1_dot_routing__pb2.WatchReservationsRequest.FromString,
                     response_serializer=twostroke_dot_rpc_dot_v1_dot_routing__pb2.ReservationBatch.SerializeToString,
+            ),
+            'AbortHere': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbortHere,
+                    request_deserializer=twostroke_dot_rpc_dot_v1_dot_routing__pb2.AbortHereRequest.FromString,
+                    response_serializer=twostroke_dot_rpc_dot_v1_dot_routing__pb2.AbortHereResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +107,33 @@ class Routing:
             '/twostroke.v1.Routing/WatchReservations',
             twostroke_dot_rpc_dot_v1_dot_routing__pb2.WatchReservationsRequest.SerializeToString,
             twostroke_dot_rpc_dot_v1_dot_routing__pb2.ReservationBatch.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbortHere(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.Routing/AbortHere',
+            twostroke_dot_rpc_dot_v1_dot_routing__pb2.AbortHereRequest.SerializeToString,
+            twostroke_dot_rpc_dot_v1_dot_routing__pb2.AbortHereResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,8 @@ class RoutingStub:
     def __new__(cls, channel: _aio.Channel) -> RoutingAsyncStub: ...
     WatchReservations: _grpc.UnaryStreamMultiCallable[_routing_pb2.WatchReservationsRequest, _routing_pb2.ReservationBatch]
     """What this router has placed and workers do not show in their reports yet: everything open at first, then changes."""
+    AbortHere: _grpc.UnaryUnaryMultiCallable[_routing_pb2.AbortHereRequest, _routing_pb2.AbortHereResponse]
+    """Ends a request that is open at this router, for a client whose connection leads to another one."""
 
 @_typing.type_check_only
 class RoutingAsyncStub(RoutingStub):
@@ -43,6 +45,8 @@ class RoutingAsyncStub(RoutingStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     WatchReservations: _aio.UnaryStreamMultiCallable[_routing_pb2.WatchReservationsRequest, _routing_pb2.ReservationBatch]  # type: ignore[assignment]
     """What this router has placed and workers do not show in their reports yet: everything open at first, then changes."""
+    AbortHere: _aio.UnaryUnaryMultiCallable[_routing_pb2.AbortHereRequest, _routing_pb2.AbortHereResponse]  # type: ignore[assignment]
+    """Ends a request that is open at this router, for a client whose connection leads to another one."""
 
 class RoutingServicer(metaclass=_abc_1.ABCMeta):
     """Between the routers of one cluster. Served by routers, with the cluster's token."""
@@ -54,5 +58,13 @@ class RoutingServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_routing_pb2.ReservationBatch], _abc.AsyncIterator[_routing_pb2.ReservationBatch]]:
         """What this router has placed and workers do not show in their reports yet: everything open at first, then changes."""
+
+    @_abc_1.abstractmethod
+    def AbortHere(
+        self,
+        request: _routing_pb2.AbortHereRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_routing_pb2.AbortHereResponse, _abc.Awaitable[_routing_pb2.AbortHereResponse]]:
+        """Ends a request that is open at this router, for a client whose connection leads to another one."""
 
 def add_RoutingServicer_to_server(servicer: RoutingServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

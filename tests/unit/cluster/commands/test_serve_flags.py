@@ -250,29 +250,33 @@ def test_every_router_refuses_and_holds_as_the_cluster_is_told() -> None:
     assert [(each.routing.slo_ttft_s, each.routing.max_queued_requests) for each in configs] == [(2.5, 77)] * 2
 
 
-def test_several_routers_count_their_ports_up_and_draw_differently() -> None:
+def test_several_routers_have_the_same_ports_for_clients_and_draw_differently() -> None:
     configs = router_configs(
         ClusterConfig(routers=3, listen=ListenConfig(grpc_port=0), routing=RoutingConfig(seed=5)),
         token="t",
         fleet_address="f:1",
         model_dir="",
     )
-    assert [(each.listen.http_port, each.listen.grpc_port) for each in configs] == [(8000, 0), (8001, 0), (8002, 0)]
+    assert [(each.listen.http_port, each.listen.grpc_port) for each in configs] == [(8000, 0)] * 3
     assert [(each.routing.seed, each.number) for each in configs] == [(5, 0), (5, 1), (5, 2)]
 
 
-def test_routers_whose_ports_would_meet_are_refused() -> None:
-    with pytest.raises(ConfigError, match="both 8002 for some of the 3 routers"):
-        router_ports(ClusterConfig(routers=3, listen=ListenConfig(grpc_port=8002)))
-    with pytest.raises(ConfigError, match=r"both 8000$"):
-        router_ports(ClusterConfig(listen=ListenConfig(grpc_port=8000)))
-    assert (
-        router_ports(ClusterConfig(routers=2, listen=ListenConfig(http_port=0, grpc_port=0)))
-        == [RouterPorts(0, 0, 0, None)] * 2
-    )
+def test_an_operator_can_tell_routers_apart_by_their_ports() -> None:
+    assert router_ports(ClusterConfig())[0].metrics is None, "one router has its metrics on the clients' port"
+    both = router_ports(ClusterConfig(routers=2))
+    assert both == [RouterPorts(8000, 50051, 0, 0)] * 2, "any free ports, each its own"
     endpoints = EndpointsConfig(admin_port=7000, metrics_port=9090)
     second = router_ports(ClusterConfig(routers=2, endpoints=endpoints))[1]
-    assert second == RouterPorts(8001, 50052, 7001, 9091)
+    assert second == RouterPorts(8000, 50051, 7001, 9091)
+
+
+def test_routers_whose_ports_would_meet_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--http-port and --grpc-port are both 8000$"):
+        router_ports(ClusterConfig(listen=ListenConfig(grpc_port=8000)))
+    endpoints = EndpointsConfig(admin_port=7999)
+    with pytest.raises(ConfigError, match="--http-port and --admin-port are both 8000 for some of the 3 routers"):
+        router_ports(ClusterConfig(routers=3, endpoints=endpoints))
+    router_ports(ClusterConfig(routers=1, endpoints=endpoints))
 
 
 def test_routers_may_run_elsewhere() -> None:

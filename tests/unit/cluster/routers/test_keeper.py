@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from cluster.routers import keeper as router_keeper
+from cluster.routers.client_ports import ClientPorts
 from cluster.routers.keeper import RouterKeeper
 from cluster.terminal.announce import Announcer
 from router.addresses import Addresses
@@ -45,9 +47,10 @@ class FakeProcess:
 async def keeper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[RouterKeeper]:
     monkeypatch.setattr(router_keeper, "RouterProcess", FakeProcess)
     config = RouterConfig(listen=ListenConfig(http_port=0, grpc_port=0))
-    keeper = RouterKeeper(0, config, tmp_path, Announcer())
-    yield keeper
-    keeper.kill()
+    with contextlib.closing(ClientPorts(config.listen)) as ports:
+        keeper = RouterKeeper(config, ports, tmp_path, Announcer())
+        yield keeper
+        keeper.kill()
 
 
 @pytest.mark.parametrize("turns", range(3))

@@ -51,16 +51,16 @@ def test_on_a_terminal_there_is_a_bar_for_each_step() -> None:
     assert "100%" in printed
 
 
-def test_every_router_is_announced_and_the_commands_to_paste_ask_the_first(
+def test_ports_of_clients_are_announced_once_and_those_of_operators_for_every_router(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    routers = (Addresses("h:1", "h:2", "h:5", "h:1"), Addresses("h:3", "h:4", "h:6", "h:3"))
+    routers = (Addresses("h:1", "h:2", "h:5", "h:7"), Addresses("h:1", "h:2", "h:6", "h:8"))
     announce.Announcer().ready(ClusterConfig(routers=2), routers, tmp_path, "/the/model")
     printed = capsys.readouterr().out
-    assert "http://h:1/v1  http://h:3/v1\n" in printed
-    assert "h:2  h:4\n" in printed
+    assert "  OpenAI HTTP   http://h:1/v1\n" in printed
+    assert "  gRPC          h:2\n" in printed
     assert "h:5  h:6\n" in printed
-    assert "http://h:1/metrics  http://h:3/metrics\n" in printed
+    assert "http://h:7/metrics  http://h:8/metrics\n" in printed
     assert "curl -N http://h:1/v1/chat/completions" in printed
     assert "chat --grpc h:2 " in printed
     assert "  tokenizer     /the/model\n" in printed

@@ -12,6 +12,7 @@ from cluster.launch import supervisor_client
 from cluster.launch.supervisor_client import SupervisorClient
 from cluster.ray import session as ray_session
 from cluster.routers import keeper as router_keeper
+from cluster.routers.client_ports import ClientPorts
 from cluster.routers.keeper import RouterKeeper
 from cluster.supervisor import worker_process
 from cluster.terminal.announce import Announcer
@@ -97,7 +98,8 @@ async def test_a_router_that_had_to_be_killed_is_said_to_be(
             del grace_s
             return is_own
 
-    keeper = RouterKeeper(1, RouterConfig(listen=ListenConfig(http_port=0, grpc_port=0)), tmp_path, Announcer())
+    config = RouterConfig(number=1, listen=ListenConfig(http_port=0, grpc_port=0))
+    keeper = RouterKeeper(config, ClientPorts(config.listen), tmp_path, Announcer())
     assert await keeper.stop() is None, "it was never started"
     monkeypatch.setattr(router_keeper, "RouterProcess", lambda *_: Process())
     keeper._process = Process()  # type: ignore[assignment]  # as much of one as is needed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from pathlib import Path
@@ -12,21 +13,27 @@ from starlette.responses import PlainTextResponse
 
 from router.addresses import bind_listener
 from router.http_server.server import HttpServer, http_config
+from router.shared_memory import RouterMemory, create_router_memory
 from tests.certificates import Authority
 from twostroke.base.credentials import TlsConfig
 from twostroke.security.tls import Certificates, CertificateUse
 
 
-def http_server(certificates: Certificates | None = None) -> HttpServer:
+def http_server(certificates: Certificates | None = None, shared: RouterMemory | None = None) -> HttpServer:
     app = PlainTextResponse("answer")
-    return HttpServer(http_config(app, grace_s=0, most_connections=100, certificates=certificates))
+    return HttpServer(http_config(app, grace_s=0, most_connections=100, certificates=certificates), shared)
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("turns", range(4))
-async def test_who_connects_while_a_router_leaves_is_answered_by_it_or_by_its_next_life(turns: int) -> None:
+async def test_who_connects_while_a_router_leaves_is_answered_by_it_or_by_its_next_life(
+    turns: int, is_shared: bool
+) -> None:
     """`turns` of the event loop lie between the connection and the order to leave."""
-    listener = bind_listener("127.0.0.1", 0)
-    leaving, successor = http_server(), http_server()
+    listener, descriptor = bind_listener("127.0.0.1", 0), create_router_memory()
+    leaving, successor = (
+        http_server(shared=RouterMemory.inherited(descriptor) if is_shared else None) for _ in range(2)
+    )
     serving = [asyncio.create_task(leaving.serve([listener.dup()]))]
     await leaving.is_up.wait()
     client = socket.create_connection(listener.getsockname())
@@ -46,6 +53,7 @@ async def test_who_connects_while_a_router_leaves_is_answered_by_it_or_by_its_ne
         server.should_exit = True
     await asyncio.gather(*serving)
     listener.close()
+    os.close(descriptor)
 
 
 async def test_who_shakes_hands_while_a_router_leaves_is_answered_by_it(tmp_path: Path) -> None:

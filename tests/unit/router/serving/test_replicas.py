@@ -22,7 +22,14 @@ from tests.unit.router.serving.asking import eventually
 from twostroke.base.ids import BlockHash, RequestId, RouterId, WorkerId
 from twostroke.config import ListenConfig, RouterConfig
 from twostroke.rpc.channel import PeerChannel
-from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, routing_pb2, routing_pb2_grpc
+from twostroke.rpc.v1 import (
+    control_pb2,
+    control_pb2_grpc,
+    inference_pb2,
+    inference_pb2_grpc,
+    routing_pb2,
+    routing_pb2_grpc,
+)
 
 TOKEN = "secret"
 """The fake fleet's."""
@@ -92,6 +99,35 @@ async def test_a_router_goes_around_what_another_one_has_just_placed(pair, fleet
         worker.may_open.set()
     assert [(await each.task).is_right for each in asked] == [True, True]
     await soon(lambda: len(first.core.reservations) == len(second.core.reservations) == 0)
+
+
+@pytest.mark.parametrize("by", ["request_id", "resume_token"])
+async def test_an_abort_finds_its_request_at_whatever_router_it_is_open(pair, fleet, by):
+    for worker in fleet.workers.values():
+        worker.hold_at = 2
+        worker.may_open.set()
+    addresses = [replica.server.addresses.grpc for replica in pair]
+    async with AsyncExitStack() as stack:
+        there, here = [
+            inference_pb2_grpc.InferenceStub(await stack.enter_async_context(grpc.aio.insecure_channel(address)))
+            for address in addresses
+        ]
+        stream = there.Generate(inference_pb2.GenerateRequest(text="tell", stop={"max_tokens": 9}))
+        message = await stream.read()
+        wrong = inference_pb2.AbortRequest(**{by: f"x{getattr(message, by)}"})
+        assert not (await here.Abort(wrong, timeout=30)).found
+        said = inference_pb2.AbortRequest(**{by: getattr(message, by)})
+        assert (await here.Abort(said, timeout=30)).found
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await read_to_the_end(stream)
+        assert ended.value.code() is grpc.StatusCode.CANCELLED
+        assert not (await here.Abort(said, timeout=30)).found
+
+
+async def read_to_the_end(stream) -> None:
+    async with asyncio.timeout(30):
+        while await stream.read() is not grpc.aio.EOF:
+            pass
 
 
 async def test_a_router_that_joins_hears_all_that_is_open(pair, fleet, ask, soon):

@@ -1,0 +1,132 @@
+"""What each key uses, at all routers of a launcher: a table in their shared memory.
+
+A key has one of the places of a row, which its digest names. A process counts its own open choices in a field of its
+own, so that those of a process that has died can be told from the others and are forgotten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from router.shared_memory import MOST_PROCESSES, PROCESS_BYTES, RouterMemory
+
+ROWS = 1024
+PLACES = 16
+"""Keys of one row. One more takes the place of the one that was used longest ago, of those without an open choice."""
+DIGEST_BYTES = 16
+
+_HEAD = struct.Struct(f"={DIGEST_BYTES}s4d")
+"""Digest of the key's id; used requests and tokens, and for each of them the time at which that was so."""
+_CHOICES = struct.Struct(f"={MOST_PROCESSES}I")
+"""Open choices of each process."""
+_CHOICE = struct.Struct("=I")
+_PLACE_BYTES = _HEAD.size + _CHOICES.size
+_ROW_BYTES = PLACES * _PLACE_BYTES
+_START = MOST_PROCESSES * PROCESS_BYTES
+
+
+class Bucket:
+    """A minute's allowance may be used at once; what was used comes back evenly, within a minute."""
+
+    def __init__(self, now_s: float, used: float = 0.0) -> None:
+        self.amount = used
+        """What was used at `at_s`."""
+        self.at_s = now_s
+
+    def used(self, per_minute: float, now_s: float) -> float:
+        """Returns what is used, which is more than `per_minute` where it was overdrawn."""
+        self.amount = max(0.0, self.amount - max(0.0, now_s - self.at_s) * per_minute / 60)
+        self.at_s = max(self.at_s, now_s)
+        return self.amount
+
+    def take(self, count: float) -> None:
+        self.amount += count
+
+    def wait_s(self, count: float, per_minute: float, now_s: float) -> float:
+        """Returns the seconds until `count` more fit; a limit below 1 allows one when all has come back."""
+        return max(0.0, self.used(per_minute, now_s) + count - max(count, per_minute)) * 60 / per_minute
+
+
+@dataclass(slots=True)
+class KeyUse:
+    """What one key uses."""
+
+    requests: Bucket
+    tokens: Bucket
+    answers: int = 0
+    """Open choices; a call has at least one, and as many as its prompts have."""
+
+
+class KeyUses:
+    def __init__(self, shared: RouterMemory | None = None) -> None:
+        self._shared = shared or RouterMemory.alone()
+        assert len(self._shared.bytes) >= _START + ROWS * _ROW_BYTES
+        if self._shared.is_shared:
+            with self._shared.locked():
+                self._forget_process(self._shared.number)
+
+    @contextlib.contextmanager
+    def of(self, key_id: str, now_s: float) -> Iterator[KeyUse]:
+        """Gives what a key uses, and keeps what becomes of it. No other process uses the table meanwhile."""
+        digest = hashlib.blake2b(key_id.encode(), digest_size=DIGEST_BYTES).digest()
+        with self._shared.locked():
+            place, use = self._find(digest, now_s)
+            before = use.answers
+            try:
+                yield use
+            finally:
+                _HEAD.pack_into(
+                    *(self._shared.bytes, place, digest, use.requests.amount, use.requests.at_s),
+                    *(use.tokens.amount, use.tokens.at_s),
+                )
+                self._count(place, use.answers - before)
+
+    def _find(self, digest: bytes, now_s: float) -> tuple[int, KeyUse]:
+        """Returns where the key's place is, and what it holds."""
+        memory = self._shared.bytes
+        start = _START + int.from_bytes(digest[:4]) % ROWS * _ROW_BYTES
+        oldest, oldest_s = start, (True, float("inf"))
+        for place in range(start, start + _ROW_BYTES, _PLACE_BYTES):
+            found, requests, requests_s, tokens, tokens_s = _HEAD.unpack_from(memory, place)
+            if found == digest:
+                return place, KeyUse(Bucket(requests_s, requests), Bucket(tokens_s, tokens), self._open(place))
+            used_s = (self._open(place) > 0, max(requests_s, tokens_s))
+            if used_s < oldest_s:
+                oldest, oldest_s = place, used_s
+        memory[oldest : oldest + _PLACE_BYTES] = bytes(_PLACE_BYTES)
+        return oldest, KeyUse(Bucket(now_s), Bucket(now_s))
+
+    def _open(self, place: int) -> int:
+        """Returns the open choices of all processes that are alive."""
+        counts: tuple[int, ...] = _CHOICES.unpack_from(self._shared.bytes, place + _HEAD.size)
+        total = counts[self._shared.number]
+        if total == sum(counts):
+            return total
+        for number in self._shared.others:
+            if counts[number] and self._shared.has_ended(number):
+                self._forget_process(number)
+            else:
+                total += counts[number]
+        return total
+
+    def _count(self, place: int, more: int) -> None:
+        """Counts open choices of this process. Those that end may have been forgotten with their key's place."""
+        if more:
+            field = place + _HEAD.size + self._shared.number * _CHOICE.size
+            (own,) = _CHOICE.unpack_from(self._shared.bytes, field)
+            _CHOICE.pack_into(self._shared.bytes, field, max(0, own + more))
+
+    def _forget_process(self, number: int) -> None:
+        """Forgets the open choices of a process that has ended."""
+        memory = self._shared.bytes
+        first = _START + _HEAD.size + number * _CHOICE.size
+        for field in range(first, _START + ROWS * _ROW_BYTES, _PLACE_BYTES):
+            if memory[field : field + _CHOICE.size] != _NONE:
+                memory[field : field + _CHOICE.size] = _NONE
+
+
+_NONE = bytes(_CHOICE.size)

@@ -1,0 +1,146 @@
+"""Accepts from a listening socket that several routers share, so that each gets about as many connections.
+
+All of them wake up for a connection. Whoever has no more connections than any other takes it at once. Whoever has more
+leaves it to the others for a moment, and takes it if it is still there: the one that has fewer may be busy, or frozen.
+A router that serves nothing, as it drains or knows no worker, counts as one with more connections than any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import struct
+from array import array
+from collections.abc import Callable
+
+from router.shared_memory import MOST_PROCESSES, PROCESS_BYTES, RouterMemory
+
+log = logging.getLogger(__name__)
+
+TURN_S = 0.002
+"""Time that a connection is left to routers that have fewer."""
+IDLE_TURN_S = 0.25
+"""Time that a router which serves nothing leaves it to others."""
+IDLE_COUNT = 1 << 30
+"""What such a router adds to its connections."""
+MOST_AT_ONCE = 128
+"""Connections that are accepted before the event loop does something else."""
+TOLERANCE = 8
+"""Divisor of a router's connections: others count as having fewer if they lack more than that. In a burst, routers need
+not wait for each other's every connection."""
+NO_ROOM_S = 1.0
+"""Pause after a connection that cannot be taken for want of descriptors or memory."""
+
+_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_COUNT = struct.Struct("=I")
+_STRIDE = PROCESS_BYTES // _COUNT.size
+
+
+class FairAcceptor:
+    def __init__(
+        self,
+        listener: socket.socket,
+        make_protocol: Callable[[], asyncio.BaseProtocol],
+        count_served: Callable[[], int],
+        shared: RouterMemory,
+        serves: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`count_served`: the connections of this process that its protocols know. `serves`: it would do what is asked
+        over a new one."""
+        self._listener = listener
+        self._make_protocol = make_protocol
+        self._count_served = count_served
+        self._shared = shared
+        self._serves = serves
+        self._loop = asyncio.get_running_loop()
+        self._arriving: set[asyncio.Task[None]] = set()
+        """Accepted connections without a protocol yet."""
+        self._waiting: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._tell(self._count())
+        self._listen()
+
+    def stop(self) -> None:
+        """Leaves the listening socket, which stays open, to other processes."""
+        self._loop.remove_reader(self._listener)
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+        self._shared.bytes[self._place(self._shared.number)] = bytes(_COUNT.size)
+
+    def _listen(self) -> None:
+        self._loop.add_reader(self._listener, self._take_turn)
+
+    def _pause(self, pause_s: float, then: Callable[[], None]) -> None:
+        self._loop.remove_reader(self._listener)
+        self._waiting = self._loop.call_later(pause_s, then)
+
+    def _take_turn(self) -> None:
+        """Takes what is its own to take; the listening socket has connections."""
+        for _ in range(MOST_AT_ONCE):
+            count = self._count()
+            self._tell(count)
+            if self._is_anothers_turn(count):
+                self._pause(TURN_S if count < IDLE_COUNT else IDLE_TURN_S, self._take_what_is_left)
+                return
+            if not self._accept():
+                return
+
+    def _take_what_is_left(self) -> None:
+        """Takes connections that those with fewer have left."""
+        self._waiting = None
+        self._listen()
+        for _ in range(min(MOST_AT_ONCE, 1 + self._count() // TOLERANCE)):
+            if not self._accept():
+                break
+        self._tell(self._count())
+
+    def _accept(self) -> bool:
+        """Returns False where there is no connection, or no room for one."""
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return False
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            log.error("no room for a connection error=%s", error)
+            self._pause(NO_ROOM_S, self._take_what_is_left)
+            return False
+        connection.setblocking(False)
+        arriving = self._loop.create_task(self._begin(connection), name="connection arrives")
+        self._arriving.add(arriving)
+        arriving.add_done_callback(self._arriving.discard)
+        return True
+
+    async def _begin(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._make_protocol, connection)
+        except OSError as error:  # its client is gone already
+            log.debug("connection ended while it was accepted error=%s", error)
+            connection.close()
+
+    def _count(self) -> int:
+        count = self._count_served() + len(self._arriving)
+        return count if self._serves() else count + IDLE_COUNT
+
+    def _tell(self, count: int) -> None:
+        """Tells the others. 0 stands for a process that accepts nothing."""
+        self._shared.bytes[self._place(self._shared.number)] = _COUNT.pack(count + 1)
+
+    def _is_anothers_turn(self, count: int) -> bool:
+        least = count - count // TOLERANCE
+        told = array("I", self._shared.bytes[: MOST_PROCESSES * PROCESS_BYTES])[::_STRIDE]
+        for number in self._shared.others:
+            if 0 < told[number] <= least:
+                if not self._shared.has_ended(number):
+                    return True
+                self._shared.bytes[self._place(number)] = bytes(_COUNT.size)
+        return False
+
+    @staticmethod
+    def _place(number: int) -> slice:
+        return slice(PROCESS_BYTES * number, PROCESS_BYTES * number + _COUNT.size)
