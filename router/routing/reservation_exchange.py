@@ -52,7 +52,7 @@ class ReservationFeed:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where the other routers are."""
+        """Addresses of the other routers."""
         return tuple(self._listed.values())
 
     def take(self, listed: Iterable[fleet_pb2.RouterEntry], tasks: asyncio.TaskGroup) -> None:
