@@ -154,7 +154,6 @@ class WorkLoop:
     async def run(self, role: RoleHandlers, prefetch: Prefetching) -> None:
         """Runs steps until cancelled. Raises EngineLost if the engine cannot be trusted with another step."""
         emissions: list[Emission] = []
-        admit = functools.partial(self._admit, role, prefetch)
         while True:
             self._wake.clear()
             work = None if self._between is None else self._between.begin()
@@ -184,7 +183,7 @@ class WorkLoop:
             # The previous step's tokens are sent while the engine runs the next step.
             self._send(emissions, role)
             if step is not None and running is not None:
-                self._admit_beside = admit
+                self._admit_beside = functools.partial(self._admit, role, prefetch)
                 emissions = await self._update(step, running, role)
             else:
                 emissions = []
