@@ -181,4 +181,12 @@ MUTANTS: Final = (
             "tests/unit/router/routing/test_event_parts.py::test_an_index_that_was_right_is_not_amid_the_parts_of_what_follows"
         ),
     ),
+    Mutant(
+        name="first-epoch-is-the-fleets-fence",
+        claim="an earlier epoch of a worker is refused by routers",
+        file="router/fleet/fleet.py",
+        old="        self._latest[worker.worker_id] = worker.epoch\n",
+        new="        self._latest.setdefault(worker.worker_id, worker.epoch)\n",
+        test=("tests/unit/router/serving/test_fleet.py::test_an_earlier_life_is_refused_and_counted[True]"),
+    ),
 )

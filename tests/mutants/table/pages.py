@@ -426,4 +426,14 @@ MUTANTS: Final = (
             "tests/unit/worker/tiers/test_reader.py::test_what_is_left_out_of_a_job_lands_no_more_also_while_it_is_read"
         ),
     ),
+    Mutant(
+        name="pulls-of-removed-pins-go-on",
+        claim="a pin that is removed holds nothing",
+        file="twostroke/worker/pins/keeper.py",
+        old=("        self._host.scheduler.end(sequence)\n        self._host.pulls.prune()\n"),
+        new="        self._host.scheduler.end(sequence)\n",
+        test=(
+            "tests/unit/worker/pins/test_pins.py::test_a_pin_that_is_removed_while_its_source_sends_it_is_pulled_no_further"
+        ),
+    ),
 )

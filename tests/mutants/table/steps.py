@@ -231,4 +231,24 @@ MUTANTS: Final = (
             "tests/unit/scheduler/test_drafting.py::test_drafts_leave_the_last_token_of_an_answer_and_of_the_context_to_a_draw"
         ),
     ),
+    Mutant(
+        name="pulls-of-closed-requests-go-on",
+        claim="a request that is cancelled holds nothing",
+        file="decode_worker/request_manager.py",
+        old=("        self._host.scheduler.end(state.sequence)\n        self._host.pulls.prune()\n"),
+        new="        self._host.scheduler.end(state.sequence)\n",
+        test=(
+            "tests/unit/decode_worker/test_request_manager.py::test_a_request_that_is_closed_while_its_pages_come_is_pulled_no_further"
+        ),
+    ),
+    Mutant(
+        name="deadline-outlives-its-answer",
+        claim="an answer that has ended stays as it is",
+        file="decode_worker/request_manager.py",
+        old=("        if state.timer is not None:\n            state.timer.cancel()\n        grace_s"),
+        new="        grace_s",
+        test=(
+            "tests/unit/decode_worker/test_request_manager.py::test_the_deadline_of_an_answer_that_has_ended_changes_nothing"
+        ),
+    ),
 )

@@ -10,6 +10,7 @@ import pytest
 
 from decode_worker.request_manager import RequestManager
 from decode_worker.request_state import Stage
+from tests.trials.chaos.injection.fake_transport import Delay, FaultPlan
 from tests.unit.worker.callers import Router, router_to
 from tests.unit.worker.rig import (
     BLOCK,
@@ -271,6 +272,25 @@ async def test_a_deadline_that_passes_while_pulling_frees_both_sides() -> None:
         assert got.last.error.kind == "DeadlineExceeded"
         await worker.idle()
         await eventually(lambda: source.worker._open_work() == 0)
+
+
+async def test_a_request_that_is_closed_while_its_pages_come_is_pulled_no_further() -> None:
+    plan = FaultPlan(every_transfer=Delay(60.0))
+    async with prefill() as source, decode(plan=plan) as worker, router_to(worker) as router:
+        await router.open(PROMPT, 5, source=source)
+        await eventually(lambda: plan.pulls == 1)
+        await router.close()
+        await eventually(lambda: worker.is_idle and source.is_idle, timeout_s=20.0)
+
+
+async def test_the_deadline_of_an_answer_that_has_ended_changes_nothing() -> None:
+    async with decode() as worker, router_to(worker) as router:
+        ends_s = time.time() + 1.0
+        got = await router.answer(PROMPT, 3, deadline_s=ends_s)
+        assert got.last.finish_reason == "length"
+        await asyncio.sleep(max(0.0, ends_s + 0.1 - time.time()))
+        (state,) = worker.role._requests.values()
+        assert (state.finish, state.error) == ("length", None)
 
 
 async def test_a_pull_ends_at_its_source_by_its_requests_deadline_whoever_forgets_to_say_so(

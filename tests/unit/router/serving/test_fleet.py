@@ -84,12 +84,17 @@ async def test_when_the_supervisor_says_dead_answers_move_without_waiting_for_th
     assert len(other.opens[0].emitted) == 8
 
 
-async def test_an_earlier_life_is_refused_and_counted(fleet, sampled, statuses, soon):
+@pytest.mark.parametrize("knew_it", [False, True])
+async def test_an_earlier_life_is_refused_and_counted(fleet, sampled, statuses, soon, knew_it):
     worker = await fleet.add("decode-0")
+    core = await fleet.core() if knew_it else None
     zombie = worker.listed()
     await worker.kill()
     await worker.begin(2)
-    core = await fleet.core()
+    fleet.show()
+    core = core or await fleet.core()
+    await soon(lambda: core._fleet.worker("decode-0").epoch == worker.epoch)
+    await soon(lambda: statuses(core) == {"decode-0": "serving"})
     fleet.show(zombie)
     await soon(lambda: sampled(core, "stale_epochs_refused_total") == 1)
     assert core._fleet.worker("decode-0").epoch == worker.epoch

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.trials.chaos.injection.fake_transport import Delay, FaultPlan
 from tests.unit.worker.callers import router_to
 from tests.unit.worker.pulls.peers import fetched
 from tests.unit.worker.rig import (
@@ -270,6 +271,19 @@ async def test_a_pin_that_is_removed_while_it_is_computed_holds_nothing() -> Non
         assert await pins.remove(pin_id=held.pin_id) == 1
         await worker.idle()
         assert worker.host.pool.pinned_blocks == 0
+
+
+async def test_a_pin_that_is_removed_while_its_source_sends_it_is_pulled_no_further() -> None:
+    plan = FaultPlan(every_transfer=Delay(60.0))
+    async with (
+        prefill("source", **SHORT) as source,
+        decode("holder", plan=plan, **SHORT) as holder,
+        pins_at(holder) as pins,
+    ):
+        held = await pins.put(pin_of(), source.source)
+        await eventually(lambda: plan.pulls == 1)
+        assert await pins.remove(pin_id=held.pin_id) == 1
+        await eventually(lambda: holder.is_idle and source.is_idle, timeout_s=20.0)
 
 
 async def test_forgotten_blocks_of_a_pin_are_computed_again(monkeypatch) -> None:
