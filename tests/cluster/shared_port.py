@@ -21,8 +21,8 @@ from tools.clients.resuming import ResumingClient
 
 STOCK_CLIENTS = 4
 WHOLE_TOKENS = 60
-STREAM_TOKENS = 700
-"""A second and more, so that the kill comes within."""
+STREAM_TOKENS = 400
+"""More than half a second of steps, so that the kill comes within."""
 BODY = {"temperature": 0, "seed": 1, "ignore_eos": True}
 CONNECT_S = 5.0
 """Time for a new connection's answer, on a busy machine."""

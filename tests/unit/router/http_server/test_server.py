@@ -56,11 +56,14 @@ async def test_who_connects_while_a_router_leaves_is_answered_by_it_or_by_its_ne
     os.close(descriptor)
 
 
-async def test_who_shakes_hands_while_a_router_leaves_is_answered_by_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_who_shakes_hands_while_a_router_leaves_is_answered_by_it(tmp_path: Path, is_shared: bool) -> None:
     authority = Authority(tmp_path)
     issued = authority.issue("door")
     config = TlsConfig(cert=str(issued.cert), key=str(issued.key))
-    server, listener = http_server(Certificates(config, CertificateUse.CLIENTS)), bind_listener("127.0.0.1", 0)
+    descriptor, listener = create_router_memory(), bind_listener("127.0.0.1", 0)
+    shared = RouterMemory.inherited(descriptor) if is_shared else None
+    server = http_server(Certificates(config, CertificateUse.CLIENTS), shared)
     serving = asyncio.create_task(server.serve([listener.dup()]))
     await server.is_up.wait()
     client = socket.create_connection(listener.getsockname())
@@ -79,3 +82,4 @@ async def test_who_shakes_hands_while_a_router_leaves_is_answered_by_it(tmp_path
     server.should_exit = True
     await serving
     listener.close()
+    os.close(descriptor)
