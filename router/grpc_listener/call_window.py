@@ -6,33 +6,40 @@ front of all who come later. So only some are passed on at a time, and connectio
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Hashable
 
 MOST_UNSEEN = 4
 """Calls ahead of the router: the next one is there when it has looked at one, and a newcomer waits for few."""
-EXPIRES_S = 0.05
-"""After this time a call counts as looked at. gRPC does not show the router calls that it refuses itself."""
+EXPIRES_S = 0.025
+"""After this time a call counts as looked at: gRPC does not show the router what ends before its turn."""
+
+Call = tuple[Hashable, int]
+"""A connection, and a stream of it."""
 
 
 class CallWindow:
     def __init__(self) -> None:
-        self._since_s: deque[float] = deque()
-        """When each of them was passed on."""
+        self._since_s: dict[Call, float] = {}
+        """When each of them was passed on, the oldest one first."""
 
-    def take(self, now_s: float) -> bool:
-        """Returns whether one more may be passed on now, and counts it."""
-        while self._since_s and self._since_s[0] + EXPIRES_S <= now_s:
-            self._since_s.popleft()
+    def take(self, call: Call, now_s: float) -> bool:
+        """Returns whether this one may be passed on now, and counts it."""
+        while (expires_s := self.expires_s()) is not None and expires_s <= now_s:
+            self.seen(1)
         if len(self._since_s) >= MOST_UNSEEN:
             return False
-        self._since_s.append(now_s)
+        self._since_s[call] = now_s
         return True
 
     def seen(self, calls: int) -> None:
-        """Counts calls that the router has looked at."""
+        """Counts calls that the router has looked at: the oldest."""
         for _ in range(min(calls, len(self._since_s))):
-            self._since_s.popleft()
+            del self._since_s[next(iter(self._since_s))]
+
+    def ended(self, call: Call) -> None:
+        """Counts a call that has ended. gRPC does not show the router calls that it refuses itself."""
+        self._since_s.pop(call, None)
 
     def expires_s(self) -> float | None:
         """Returns when the oldest one counts as looked at."""
-        return self._since_s[0] + EXPIRES_S if self._since_s else None
+        return next(iter(self._since_s.values())) + EXPIRES_S if self._since_s else None

@@ -19,8 +19,16 @@ from collections.abc import Callable
 from typing import Protocol
 
 from router.grpc_listener.client_names import socket_path
-from router.grpc_listener.connection_cost import ConnectionCost
-from router.grpc_listener.frames import ENHANCE_YOUR_CALM, HEADERS, PREFACE, FrameReader, goaway
+from router.grpc_listener.connection_cost import FRAMES, HEADERS_WITHOUT_END, ConnectionCost
+from router.grpc_listener.frames import (
+    ENHANCE_YOUR_CALM,
+    HEADERS,
+    PREFACE,
+    FrameReader,
+    TooManyHeaders,
+    goaway,
+    header_end,
+)
 
 PIECE_BYTES = 64 << 10
 """Bytes that are read at once."""
@@ -43,8 +51,10 @@ class Owner(Protocol):
     def watch(self, sock: socket.socket, events: int, call: Callable[[int], None]) -> None:
         """Calls when one of these events happens; no events: never."""
 
-    def may_begin_call(self, connection: Connection) -> bool:
+    def may_begin_call(self, connection: Connection, stream: int) -> bool:
         """Returns whether a call may be passed on now. If not, `resume` is called when it is its turn."""
+
+    def call_ended(self, connection: Connection, stream: int) -> None: ...
 
     def now_s(self) -> float: ...
 
@@ -92,6 +102,16 @@ class Connection:
         """The router has ended it: it closes when the client has taken the rest."""
         self._events = [0, 0]
         self._update()
+
+    @property
+    def has_calls(self) -> bool:
+        return self._waiting is not None or self.cost.has_calls
+
+    @property
+    def next_stream(self) -> int:
+        """The stream of the call that waits for its turn."""
+        assert self._waiting is not None
+        return next(iter(FrameReader().frames(self._waiting)))[4]
 
     @property
     def is_tls(self) -> bool:
@@ -178,17 +198,24 @@ class Connection:
         """`is_granted`: its first frame begins a call whose turn it is."""
         reader, cost = self._frames_up, self.cost
         for at, length, kind, flags, stream in reader.frames(piece):
-            if kind == HEADERS and stream > cost.last_stream:
-                if not (is_granted or self._owner.may_begin_call(self)):
+            if kind == HEADERS:
+                try:
+                    is_whole = header_end(piece, at) is not None
+                except TooManyHeaders:
+                    self._cut(HEADERS_WITHOUT_END)
+                    return
+                if not is_whole:
+                    reader.stop_before(at)
+                    break
+                if stream > cost.last_stream and not is_granted and not self._owner.may_begin_call(self, stream):
                     reader.stop_before(at)
                     self._waiting = piece[at:]
                     break
                 is_granted = False
             cost.came(length, kind, flags, stream)
         self._rest_up = b"" if self._waiting else piece[reader.whole :]
-        why = cost.excess(self._owner.now_s())
-        if why is not None:
-            self._cut(why)
+        if cost.is_spent(self._owner.now_s()):
+            self._cut(FRAMES)
             return
         self._send_up(piece[: reader.whole])
         self._note_idle()
@@ -221,7 +248,8 @@ class Connection:
     def _take_down(self, piece: bytes) -> None:
         reader, cost = self._frames_down, self.cost
         for _, length, kind, flags, stream in reader.frames(piece):
-            cost.sent(length, kind, flags, stream)
+            if cost.sent(length, kind, flags, stream):
+                self._owner.call_ended(self, stream)
         self._rest_down = piece[reader.whole :]
         self._send_down(piece[: reader.whole])
         self._note_idle()
@@ -236,7 +264,7 @@ class Connection:
     # Both
 
     def _note_idle(self) -> None:
-        if self.cost.has_calls:
+        if self.has_calls:
             self.idle_since_s = self._owner.now_s()
 
     def _cut(self, why: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from router.grpc_listener.frames import (
     ACK,
-    CONTINUATION,
     DATA,
     END_STREAM,
     HEADERS,
@@ -29,10 +28,6 @@ BYTES_PER_CREDIT = 8
 """Bytes of an answer that give one unit: a window of one byte lets a byte through, which pays for nothing."""
 MOST_DATA_CREDIT = 4
 """What one frame of an answer gives at most: clients open their windows for it, and measure with a ping."""
-MOST_HEADER_BYTES = 64 << 10
-"""Bytes of the header fields of one call, as they travel; as many as over HTTP. gRPC itself refuses calls with 16 KiB,
-and keeps all that comes until then."""
-
 FRAMES, HEADERS_WITHOUT_END = "frames", "headers"
 """Reasons for which a connection is cut."""
 
@@ -40,12 +35,11 @@ FRAMES, HEADERS_WITHOUT_END = "frames", "headers"
 class ConnectionCost:
     """The credit of one connection, and its open calls."""
 
-    __slots__ = ("_at_s", "_credit", "_header_bytes", "_is_answered", "last_stream", "useful_calls")
+    __slots__ = ("_at_s", "_credit", "_is_answered", "last_stream", "useful_calls")
 
     def __init__(self, now_s: float) -> None:
         self._credit: float = FIRST_CREDIT
         self._at_s = now_s
-        self._header_bytes = 0
         self._is_answered: dict[int, bool] = {}
         """Open calls by their streams, and whether something was answered."""
         self.last_stream = 0
@@ -61,38 +55,32 @@ class ConnectionCost:
         if kind == DATA:
             if length < SMALL_BYTES and not flags & END_STREAM:
                 self._credit -= 1
-        elif kind == HEADERS:
-            self._header_bytes = length
-            if stream > self.last_stream:
-                self.last_stream = stream
-                self._is_answered[stream] = False
-            else:
-                self._credit -= 1
+        elif kind == HEADERS and stream > self.last_stream:
+            self.last_stream = stream
+            self._is_answered[stream] = False
         elif kind == RST_STREAM:
             self._credit -= 1 if self._is_answered.pop(stream, True) else CALL_COST
         else:
             self._credit -= 1
-            if kind == CONTINUATION:
-                self._header_bytes += length
 
-    def sent(self, length: int, kind: int, flags: int, stream: int) -> None:
-        """Counts a frame of the router."""
+    def sent(self, length: int, kind: int, flags: int, stream: int) -> bool:
+        """Counts a frame of the router. Returns whether it ends a call."""
         if kind == DATA:
             self._credit += min(MOST_DATA_CREDIT, length / BYTES_PER_CREDIT)
             if stream in self._is_answered:
                 self._is_answered[stream] = True
         elif kind == RST_STREAM or (kind == HEADERS and flags & END_STREAM):
             self._end(stream)
+            return True
         elif kind in (PING, SETTINGS) and not flags & ACK:
             self._credit += 1
+        return False
 
-    def excess(self, now_s: float) -> str | None:
-        """Returns why the connection must be cut, if it must. Asked after the frames of each piece."""
+    def is_spent(self, now_s: float) -> bool:
+        """Returns whether the connection must be cut. Asked after the frames of each piece."""
         self._credit = min(MOST_CREDIT, self._credit + CREDIT_PER_S * (now_s - self._at_s))
         self._at_s = now_s
-        if self._header_bytes > MOST_HEADER_BYTES:
-            return HEADERS_WITHOUT_END
-        return FRAMES if self._credit < 0 else None
+        return self._credit < 0
 
     def _end(self, stream: int) -> None:
         was_answered = self._is_answered.pop(stream, None)

@@ -7,11 +7,16 @@ from collections.abc import Iterator
 from typing import Final
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, CONTINUATION = 0, 1, 3, 4, 6, 7, 9
-END_STREAM, ACK = 1, 1
-"""Flags: of DATA and HEADERS, and of SETTINGS and PING."""
+END_STREAM, ACK, END_HEADERS = 1, 1, 4
+"""Flags: of DATA and HEADERS, of SETTINGS and PING, and of HEADERS and CONTINUATION."""
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """What every client says first."""
 HEAD_BYTES = 9
+MOST_HEADER_BYTES = 64 << 10
+"""Bytes of the header fields of one call, as they travel; as many as over HTTP. gRPC itself refuses calls with 16 KiB,
+and keeps all that comes until then."""
+MOST_HEADER_FRAMES = 64
+"""Clients fill frames of 16 KiB."""
 ENHANCE_YOUR_CALM = 11
 """HTTP/2's error for a client that makes too much work."""
 
@@ -50,6 +55,30 @@ class FrameReader:
     def stop_before(self, at: int) -> None:
         """Says that the frame at this place was not taken: it begins the next piece."""
         self.whole, self.skip = at, 0
+
+
+class TooManyHeaders(Exception):
+    """The header fields of a call do not end where they should."""
+
+
+def header_end(piece: bytes, at: int) -> int | None:
+    """Returns where the header fields end that begin with the frame at this place. None: some are still to come.
+
+    Raises TooManyHeaders.
+    """
+    begin = at
+    for _ in range(MOST_HEADER_FRAMES):
+        if at + HEAD_BYTES > len(piece):
+            return None
+        first, flags, _ = _HEAD.unpack_from(piece, at)
+        at += HEAD_BYTES + (first >> 8)
+        if at - begin > MOST_HEADER_BYTES:
+            raise TooManyHeaders
+        if at > len(piece):
+            return None
+        if flags & END_HEADERS:
+            return at
+    raise TooManyHeaders
 
 
 def goaway(last_stream: int, error: int, text: bytes) -> bytes:

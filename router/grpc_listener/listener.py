@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import selectors
 import socket
 import ssl
@@ -29,6 +30,9 @@ STOP_S = 2.0
 """Time for clients to take the rest when the router has ended."""
 SEEN, LEAVE = b".", b"l"
 """What the router writes: it has looked at a call; take no more clients. At the end of its writing, it has ended."""
+
+POLLRDHUP = getattr(select, "POLLRDHUP", select.POLLHUP)
+"""The other side writes no more. Linux alone tells, before what came earlier was read."""
 
 Context = Callable[[], ssl.SSLContext]
 Handler = Callable[[int], None]
@@ -87,11 +91,14 @@ class Listener:
     def now_s(self) -> float:
         return self._now_s
 
-    def may_begin_call(self, connection: Connection) -> bool:
-        if not self._turns and self._window.take(self._now_s):
+    def may_begin_call(self, connection: Connection, stream: int) -> bool:
+        if not self._turns and self._window.take((connection, stream), self._now_s):
             return True
         self._turns[connection] = None
         return False
+
+    def call_ended(self, connection: Connection, stream: int) -> None:
+        self._window.ended((connection, stream))
 
     def cut(self, connection: Connection, why: str) -> None:
         self._forget(connection)
@@ -140,7 +147,7 @@ class Listener:
         """Closes the oldest connection on which nothing was answered, or else the one that is idle for longest, or else
         the newest.
         """
-        idle = [each for each in self._connections if not each.cost.has_calls]
+        idle = [each for each in self._connections if not each.has_calls]
         unused = next((each for each in idle if not each.cost.useful_calls), None)
         if unused is None:
             unused = min(idle, key=lambda each: each.idle_since_s, default=next(reversed(self._connections)))
@@ -165,10 +172,15 @@ class Listener:
     # What time brings
 
     def _grant(self) -> None:
-        while self._turns and self._window.take(self._now_s):
+        while self._turns:
             connection = next(iter(self._turns))
-            del self._turns[connection]
-            connection.resume()
+            if has_hung_up(connection.client):
+                connection.close()
+            elif self._window.take((connection, connection.next_stream), self._now_s):
+                del self._turns[connection]
+                connection.resume()
+            else:
+                break
 
     def _look(self) -> None:
         while self._lingering and self._lingering[0][0] <= self._now_s:
@@ -196,3 +208,10 @@ class Listener:
         if self._accepts_at_s is not None:
             until_s.append(self._accepts_at_s)
         return max(0.0, min(until_s) - time.monotonic())
+
+
+def has_hung_up(sock: socket.socket) -> bool:
+    """Returns whether the other side has ended the connection, whatever of it was not read yet."""
+    poll = select.poll()
+    poll.register(sock, POLLRDHUP)
+    return bool(poll.poll(0))
