@@ -1,7 +1,7 @@
 """The work loop admits, plans, runs and updates while there is work, and sleeps otherwise.
 
 Bookkeeping happens on the event loop, in microseconds; only `run` is on the engine thread. While a step runs, the loop
-sends the previous step's tokens and serves rpcs; the next plan sees what they changed.
+sends the previous step's tokens, serves rpcs and admits what they bring; the next plan sees what they changed.
 """
 
 from __future__ import annotations
