@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 from operator import is_
@@ -100,22 +101,30 @@ class BatchBuilder:
         starts = np.array([chunk.start for chunk in chunks], np.int32)
         ends = np.array([chunk.run_end for chunk in chunks], np.int32)
         computed = np.array([chunk.sequence.computed for chunk in chunks], np.int32)
+        lengths = ends - starts
         query_starts = np.zeros(len(chunks) + 1, np.int32)
-        np.cumsum(ends - starts, out=query_starts[1:])
-        rows = np.repeat(np.arange(len(chunks)), ends - starts)
-        positions = np.arange(len(rows), dtype=np.int32) + (starts - query_starts[:-1])[rows]
+        lengths.cumsum(out=query_starts[1:])
         tables = self._tables(chunks, ends)
-        slots = tables[rows, positions // self._block_size].astype(np.int64) * self._block_size
-        slots += positions % self._block_size
+        if len(chunks) == 1:
+            rows: npt.NDArray[np.int64] = np.zeros(int(lengths[0]), np.int64)
+            positions = np.arange(starts[0], ends[0], dtype=np.int32)
+        elif len(chunks) == query_starts[-1]:
+            rows, positions = np.arange(len(chunks)), starts
+        else:
+            rows = np.arange(len(chunks)).repeat(lengths)
+            positions = np.arange(len(rows), dtype=np.int32) + (starts - query_starts[:-1])[rows]
+        blocks, offsets = np.divmod(positions, np.int32(self._block_size))
+        slots = tables[rows, blocks].astype(np.int64) * self._block_size + offsets
         kept = self._further.kept_tokens(chunks, computed)
-        slots[positions < kept[rows]] = self._scratch_slot  # computed tokens are not written again
+        if (starts < kept).any():
+            slots[positions < kept[rows]] = self._scratch_slot  # computed tokens are not written again
         tokens: list[int] = []
         for sequence, start, end, _, proposed in chunks:
             tokens += sequence.known[start:end]
             tokens += proposed
         features = self._features(chunks)
         batch = Batch(
-            tokens=np.array(tokens, np.int32),
+            tokens=np.frombuffer(array("i", tokens), np.int32),  # in a third of the time of numpy's own
             positions=positions,
             query_starts=query_starts,
             context_lens=ends,
