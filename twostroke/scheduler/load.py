@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from twostroke.base.ids import PageId
@@ -128,7 +128,7 @@ class _Entry:
         self.page: PageId | None = None
         """The page of its next block, while that is arriving."""
 
-    def page_changed(self, part: Part) -> None:
+    def pages_changed(self, parts: Collection[Part]) -> None:
         self.page = None
         self.touch(self)
 
@@ -280,11 +280,10 @@ class RunningSequences:
 
     def _begun_tokens(self, sequence: Sequence) -> int:
         """Returns the uncomputed tokens of the blocks that a running sequence is writing."""
-        block_size = self._block_size
-        block = sequence.computed // block_size
-        while block < len(sequence.block_hashes) and self._pool.writer(sequence.pages[block]) == sequence.session:
-            block += 1
-        return max(0, block * block_size - sequence.computed)
+        size, computed = self._block_size, sequence.computed
+        first = computed // size
+        block = self._pool.end_of_written(sequence.pages, first, len(sequence.block_hashes), sequence.session)
+        return max(0, block * size - computed)
 
     def _wait(self, entry: _Entry, block: int | None) -> None:
         """Lets the page of this block, and no other, tell of its change."""
