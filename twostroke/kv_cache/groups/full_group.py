@@ -35,6 +35,8 @@ class FullGroup(GroupPool):
         self._leaves: list[tuple[int, PageId]] = []
         """Heap of (last_used, page) of evictable leaves; entries may be stale."""
         self._clock = 0
+        self.gains = 0
+        """How often a page became available, or a block got a page: each may bring a claim closer by one page."""
 
     # Queries
 
@@ -70,6 +72,11 @@ class FullGroup(GroupPool):
         held = [self._by_hash.get(block_hash) for block_hash in hashes]
         taken = held.count(None) + private
         return max(0, taken - self._counts[PageState.FREE]) if taken <= self._takeable(held) else None
+
+    def claimable_at(self, hashes: Sequence[BlockHash], private: int) -> int:
+        """Returns the value of `gains` before which such a claim cannot succeed. O(blocks)."""
+        held = [self._by_hash.get(block_hash) for block_hash in hashes]
+        return self.gains + max(0, held.count(None) + private - self._takeable(held))
 
     def cached(self) -> list[CachedBlock]:
         """Returns the cached and pinned blocks in no order. O(pages)."""
@@ -128,6 +135,13 @@ class FullGroup(GroupPool):
             if record.state in UNHELD_BLOCKS and record.hash is not None and record.hash not in self._children:
                 self._forget_page(page)
 
+    # Pinning
+
+    def unpin_blocks(self, hashes: Iterable[BlockHash]) -> None:
+        unpinned = list(hashes)
+        self.gains += len(unpinned)
+        super().unpin_blocks(unpinned)
+
     # Internals
 
     def _takeable(self, held: Iterable[PageId | None]) -> int:
@@ -161,6 +175,7 @@ class FullGroup(GroupPool):
             children[parent] = children.get(parent, 0) + 1
         self._counts[PageState.FREE] -= len(missing)
         self._counts[PageState.ARRIVING] += len(missing)
+        self.gains += len(missing)
         self._unwritten_blocks += len(missing)
         self._unwritten_depths += sum(missing) + first * len(missing)
         return taken
@@ -168,12 +183,17 @@ class FullGroup(GroupPool):
     def _keep(self, page: PageId) -> None:
         record, counts = self._pages[page], self._counts
         self._clock += 1
+        self.gains += 1
         record.last_used = self._clock
         counts[record.state] -= 1
         record.state = state = PageState.PINNED if record.hash in self._pins else PageState.CACHED
         counts[state] += 1
         if record.hash not in self._children:
             self._offer(page)
+
+    def _forget(self, page: PageId) -> None:
+        self.gains += 1
+        super()._forget(page)
 
     def _offer(self, page: PageId) -> None:
         record = self._pages[page]
@@ -247,6 +267,7 @@ class FullGroup(GroupPool):
     def _set_hash(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
         record = self._pages[page]
         record.hash, record.parent = block_hash, parent
+        self.gains += 1
         self._by_hash[block_hash] = page
         self._children[parent] = self._children.get(parent, 0) + 1
 

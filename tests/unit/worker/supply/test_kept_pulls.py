@@ -277,3 +277,30 @@ def test_two_pulls_of_the_same_blocks_are_both_told_and_one_that_hung_up_is_not(
     jobs[1].close()
     pool.fill(page)
     assert told == [0, 2]
+
+
+class Waiter:
+    """Counts how often it is told, and of what."""
+
+    def __init__(self) -> None:
+        self.told: list[list[Part]] = []
+
+    def pages_changed(self, parts: Sequence[Part]) -> None:
+        self.told.append(list(parts))
+
+
+@pytest.mark.parametrize("blocks", [1, 400])
+def test_pages_that_are_filled_together_are_told_once_to_each_who_waits_and_once_to_the_listener(blocks: int) -> None:
+    pool, witness = pool_of(blocks)
+    hashes = block_hashes_of([1] * blocks * BLOCK, BLOCK)
+    claim = pool.claim(hashes, ROOT, 0)
+    assert claim is not None
+    pages, waiters = dict(zip(parts_of(range(blocks)), claim.pages, strict=True)), [Waiter(), Waiter()]
+    for waiter in waiters:
+        assert pool.filled_or_awaited(pages, waiter) == ({}, list(pages))
+    calls = []
+    witness.stored = calls.append  # type: ignore[method-assign]
+    pool.fill_all(claim.pages)
+    assert calls == [hashes]
+    assert [waiter.told for waiter in waiters] == [[list(pages)]] * 2
+    pool.check_integrity()
