@@ -174,8 +174,9 @@ class WorkLoop:
                 self._admit(role, prefetch)
                 role.planning()
                 late = self._scheduler.take_late()
-                self.stream_steps.became_known(late)
-                emissions += late
+                if late:
+                    self.stream_steps.became_known(late)
+                    emissions += late
             pause_s = self._sharing.pause_s(asyncio.get_running_loop().time() - self._began_s)
             if pause_s > 0:
                 self._send(emissions, role)
