@@ -83,6 +83,7 @@ class RequestManager(RoleServices):
             source, peer, forecast, deadline_s=wanted.deadline_s, weights=wanted.weights, trace=trace.span
         )
         state = RequestState(attempt, sequence, ordered, host.facts.block_size, trace, features)
+        state.on_settled = self._local_prefill.has_changed
         state.counts_computed = bool(host.pool.others)
         if sequence.computes_all and not state.counts_computed:
             state.missing_blocks = len(attempt.block_hashes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from collections.abc import Callable
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field
 
@@ -107,6 +108,8 @@ class RequestState(SupplyListener):
     counts_computed: bool = False
     """Whether those blocks count as missing that are computed for it. With several page groups, a block may be computed
     again although its page is here."""
+    on_settled: Callable[[], None] = field(default=lambda: None)
+    """Called when none of its pulls is under way any more."""
     timer: asyncio.TimerHandle | None = None
     """The timer ends the request at its deadline, and drops the state some time after its end."""
 
@@ -137,6 +140,7 @@ class RequestState(SupplyListener):
     def settled(self) -> None:
         if self.stage is Stage.PULLING:
             self.move_to(Stage.RUNNING)
+        self.on_settled()
 
     def pulled(self, report: PullReport) -> None:
         if self.sequence.preemptions:

@@ -52,7 +52,8 @@ class DeviceMemory(Pages):
 
     def close(self) -> None:
         """Views that others still hold keep the memory alive until they go."""
-        del self.tensor, self.generations
+        del self.tensor
+        self._drop_generations()
         self.table.close()
 
 

@@ -33,7 +33,10 @@ class EngineThread:
 
     def start(self, batch: Batch) -> asyncio.Future[StepResult]:
         """Starts a step. The step is under way when this returns."""
-        return asyncio.get_running_loop().run_in_executor(self._thread, self._run, batch)
+        loop = asyncio.get_running_loop()
+        started: asyncio.Future[StepResult] = loop.create_future()
+        self._thread.submit(self._run_for, loop, started, batch)
+        return started
 
     async def between_steps(self, call: Callable[[], Result]) -> Result:
         """Runs `call` on the thread, after the step in flight."""
@@ -55,11 +58,31 @@ class EngineThread:
         self._thread.submit(self._runner.close).result()
         self._thread.shutdown()
 
+    def _run_for(self, loop: asyncio.AbstractEventLoop, started: asyncio.Future[StepResult], batch: Batch) -> None:
+        """Runs a step, and tells the loop of whoever waits for it by one call: every step has one."""
+        result: StepResult | None = None
+        error: BaseException | None = None
+        try:
+            result = self._run(batch)
+        except BaseException as failure:  # whoever waits gets it
+            error = failure
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
+            loop.call_soon_threadsafe(_end_step, started, result, error)
+
     def _run(self, batch: Batch) -> StepResult:
         if not self.profiler.is_on:
             return self._runner.run(batch)
         with self.profiler.slice(ENGINE, "step", _facts(batch)):
             return self._runner.run(batch)
+
+
+def _end_step(started: asyncio.Future[StepResult], result: StepResult | None, error: BaseException | None) -> None:
+    if started.done():  # whoever waited was cancelled
+        return
+    if error is not None:
+        started.set_exception(error)
+    elif result is not None:
+        started.set_result(result)
 
 
 def _facts(batch: Batch) -> dict[str, float]:

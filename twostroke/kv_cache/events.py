@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from twostroke.base.ids import BlockHash, Epoch
@@ -92,6 +92,9 @@ class EventBatch:
         return replace(self, stored=stored, removed=removed, further=tuple(changed))
 
 
+_value_of: Callable[[bytes], int] = functools.partial(int.from_bytes, byteorder="big")
+
+
 def digest_term(block_hash: BlockHash, tier: Tier, group: GroupKind = GroupKind.FULL) -> int:
     """Returns the xor term of one element: its hash rotated left by the number of its place, so that moves are seen."""
     value, bits = int.from_bytes(block_hash, "big"), tier + TIERS * group
@@ -122,10 +125,10 @@ class EventLog:
         return self._tiers[Tier.DEVICE, group]
 
     def stored(self, block_hash: BlockHash, tier: Tier = Tier.DEVICE, group: GroupKind = GroupKind.FULL) -> None:
-        self._tiers[tier, group].add(block_hash)
+        self._tiers[tier, group].add([block_hash])
 
     def removed(self, block_hash: BlockHash, tier: Tier = Tier.DEVICE, group: GroupKind = GroupKind.FULL) -> None:
-        self._tiers[tier, group].remove(block_hash)
+        self._tiers[tier, group].remove([block_hash])
 
     def publish(self, published_s: float = 0.0) -> EventBatch:
         """Closes the current batch (an empty one is a heartbeat) and adds it to the log.
@@ -205,21 +208,25 @@ class TierBlocks:
     def __iter__(self) -> Iterator[BlockHash]:
         return (block_hash for bucket in self._buckets for block_hash in bucket)
 
-    def add(self, block_hash: BlockHash) -> None:
-        bucket = self._bucket_to_change(block_hash)
-        assert block_hash not in bucket, f"block {block_hash.hex()} is on tier {self.tier.name} already"
-        bucket.add(block_hash)
-        self._count += 1
-        self.xor ^= digest_term(block_hash, self.tier, self.group)
-        if self.pending.pop(block_hash, None) is None:
-            self.pending[block_hash] = True
+    def add(self, block_hashes: Sequence[BlockHash]) -> None:
+        buckets, pending = self._to_change(block_hashes), self.pending
+        for block_hash in block_hashes:
+            bucket = buckets[block_hash[0] % BUCKETS]
+            assert block_hash not in bucket, f"block {block_hash.hex()} is on tier {self.tier.name} already"
+            bucket.add(block_hash)
+            if pending.pop(block_hash, None) is None:
+                pending[block_hash] = True
+        self._count += len(block_hashes)
+        self.xor ^= self._digest_of(block_hashes)
 
-    def remove(self, block_hash: BlockHash) -> None:
-        self._bucket_to_change(block_hash).remove(block_hash)
-        self._count -= 1
-        self.xor ^= digest_term(block_hash, self.tier, self.group)
-        if self.pending.pop(block_hash, None) is None:
-            self.pending[block_hash] = False
+    def remove(self, block_hashes: Sequence[BlockHash]) -> None:
+        buckets, pending = self._to_change(block_hashes), self.pending
+        for block_hash in block_hashes:
+            buckets[block_hash[0] % BUCKETS].remove(block_hash)
+            if pending.pop(block_hash, None) is None:
+                pending[block_hash] = False
+        self._count -= len(block_hashes)
+        self.xor ^= self._digest_of(block_hashes)
 
     def change(self) -> TierChange:
         stored = tuple([block_hash for block_hash, stored in self.pending.items() if stored])
@@ -241,11 +248,17 @@ class TierBlocks:
         self.readers.append(frozen)
         return frozen
 
-    def _bucket_to_change(self, block_hash: BlockHash) -> set[BlockHash]:
-        bucket = block_hash[0] % BUCKETS
+    def _digest_of(self, block_hashes: Sequence[BlockHash]) -> int:
+        """Returns the xor of the terms of these blocks: a turn of the bits of a xor is the xor of the turned ones."""
+        xor = functools.reduce(operator.xor, map(_value_of, block_hashes), 0)
+        return digest_term(BlockHash(xor.to_bytes(HASH_BYTES, "big")), self.tier, self.group)
+
+    def _to_change(self, block_hashes: Sequence[BlockHash]) -> Sequence[set[BlockHash]]:
+        """Returns the buckets, after snapshots under way have kept those of these blocks."""
         for frozen in self.readers:
-            frozen.keep(bucket)
-        return self._buckets[bucket]
+            for block_hash in block_hashes:
+                frozen.keep(block_hash[0] % BUCKETS)
+        return self._buckets
 
 
 class _FrozenBlocks:

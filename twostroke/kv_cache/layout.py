@@ -9,7 +9,7 @@ import bisect
 import functools
 import itertools
 import mmap
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -104,11 +104,11 @@ class PoolLayout:
     def page_bytes_of(self, page: int) -> int:
         return self.regions[self.region_of(page)].page_bytes
 
-    def bytes_of(self, pages: Iterable[int]) -> int:
+    def bytes_of(self, pages: Sequence[int]) -> int:
         """Returns the bytes of some pages together."""
         sizes = self.page_sizes
         if len(sizes) == 1:
-            return sum(1 for _ in pages) * sizes[0]
+            return len(pages) * sizes[0]
         return sum(sizes[self.region_of(page)] for page in pages)
 
     def span(self, page: int) -> slice:

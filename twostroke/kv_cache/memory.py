@@ -105,11 +105,27 @@ class Pages(abc.ABC):
     def generation(self, page: PageId) -> int:
         return self.generations.item(page)
 
+    def generations_of(self, pages: Sequence[PageId]) -> list[int]:
+        return list(map(self._counted.__getitem__, pages))
+
     def begin_new_generation(self, page: PageId) -> None:
         """Begins a new generation of a page. Call it before the page gets a new writer."""
+        self.begin_new_generations([page])
+
+    def begin_new_generations(self, pages: Sequence[PageId]) -> None:
+        counts = self._counted
+        for page in pages:
+            counts[page] = (counts[page] + 1) & _MOST_GENERATIONS
+
+    def _drop_generations(self) -> None:
+        self._counts = None
+        del self.generations
+
+    @property
+    def _counted(self) -> memoryview:
         if self._counts is None:
             self._counts = self.generations.data
-        self._counts[page] = (self._counts[page] + 1) & _MOST_GENERATIONS
+        return self._counts
 
 
 class PageMemory(Pages):
@@ -202,14 +218,19 @@ class PageMemory(Pages):
         view: npt.NDArray[np.uint8] = self.regions[region][page - layout.first(region)]
         return view
 
+    def views(self, pages: Sequence[PageId]) -> list[memoryview]:
+        """Returns the bytes of pages."""
+        pool = self._flat.data
+        if len(self.regions) > 1:
+            return [pool[self.layout.span(page)] for page in pages]
+        size = self.page_bytes
+        return [pool[page * size : (page + 1) * size] for page in pages]
+
     def close(self) -> None:
         """Drops the mapping. Views that others still hold keep it alive until they go."""
-        self._counts = None
-        del (
-            self.generations,
-            self.regions,
-            self._flat,
-        )  # first, so that a second close cannot close another owner's descriptor
+        self._drop_generations()
+        # Views go first, so that a second close cannot close another owner's descriptor.
+        del self.regions, self._flat
         self._memory.close()
 
 

@@ -151,7 +151,7 @@ class _SameFields:
     def values_in(self, message: Message) -> dict[str, Any]:
         values: dict[str, Any] = {name: getattr(message, name) for name in self._plain}
         for name in self._lists:
-            values[name] = tuple(getattr(message, name))
+            values[name] = tuple(getattr(message, name)[:])  # a slice is copied in C, an iterator is asked each time
         for name in self._optional:
             values[name] = getattr(message, name) if message.HasField(name) else None
         return values

@@ -7,11 +7,11 @@ from collections.abc import Callable, Container, Iterator
 from collections.abc import Sequence as ListOf
 
 from twostroke.scheduler.batch import MOST_EXTRA_LOGITS
-from twostroke.scheduler.batching import Chunk
+from twostroke.scheduler.batching import Chunk, new_chunk
 from twostroke.scheduler.branches import Extension
 from twostroke.scheduler.cost import Budget, StepCost
-from twostroke.scheduler.load import RunningSequences, StepNeed
 from twostroke.scheduler.progress import BlockProgress
+from twostroke.scheduler.running import RunningSequences, StepNeed
 from twostroke.scheduler.sequence import Demand, Sequence
 from twostroke.scheduler.values import SchedulerLimits
 
@@ -118,7 +118,7 @@ class ChunkChooser:
                 continue
             if known == sequence.prompt_tokens:  # its last block may have a page only
                 self._progress.take(sequence, known - 1, known)
-            chunks.append(Chunk(sequence, known - 1, known, True))
+            chunks.append(new_chunk((sequence, known - 1, known, True, ())))
             if len(chunks) >= step_tokens:
                 break
         return chunks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 
@@ -34,6 +35,10 @@ class StepTerms:
     def of(cls, batch: Batch) -> StepTerms:
         streams = len(batch.samples)
         prompt_tokens = len(batch.tokens) - streams
+        if not prompt_tokens and streams == batch.sequences:
+            return cls(streams, int(batch.context_lens.sum()))
+        if not streams and not batch.scores:
+            return cls(prompt_tokens=prompt_tokens, prompt_pairs=_pairs_of(batch))
         ends, drawn = batch.context_lens.astype(np.int64), np.zeros(batch.sequences, np.int64)
         for sample in batch.samples:
             drawn[sample.row] += 1
@@ -47,6 +52,14 @@ class StepTerms:
         if batch.scores:
             prompt_tokens += (SCORED_WEIGHT - 1) * batch.scored_tokens
         return cls(streams, context_tokens, prompt_tokens, pairs)
+
+
+def _pairs_of(batch: Batch) -> float:
+    """Returns the pairs of a token and one that it attends to, of a step that samples nothing. It has few sequences."""
+    starts: list[int] = batch.query_starts.tolist()
+    ends: list[int] = batch.context_lens.tolist()
+    lengths = [end - start for start, end in itertools.pairwise(starts)]
+    return sum([length * (2 * end - length) for length, end in zip(lengths, ends, strict=True)]) / 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from collections.abc import Sequence as ListOf
+from functools import partial
 from typing import NamedTuple
 
 from twostroke.request import FinishReason, SampledToken, equal_tokens
@@ -29,6 +30,13 @@ class Emitted(NamedTuple):
     """Proposed tokens that ran behind the known ones."""
     right: int
     """Tokens with KV of tokens that are known now: leading ones."""
+
+
+new_drawn: Callable[[tuple[Sequence, ListOf[SampledToken], tuple[int, ...]]], Drawn] = partial(tuple.__new__, Drawn)
+_emission: Callable[[tuple[Sequence, SampledToken, FinishReason | None]], Emission] = partial(tuple.__new__, Emission)
+_emitted: Callable[[tuple[Sequence, list[Emission], tuple[int, ...], int]], Emitted] = partial(tuple.__new__, Emitted)
+"""They make a tuple in a third of the time that its class takes, whose `__new__` is Python."""
+_ERROR = FinishReason.ERROR
 
 
 class Emitter:
@@ -78,8 +86,13 @@ class Emitter:
 
     def _plain(self, drawn: Drawn) -> Emitted:
         """Makes each token that was drawn known."""
-        sequence, emissions, emitted = drawn.sequence, list[Emission](), list[int]()
-        for token in drawn.tokens:
+        sequence, tokens, proposed = drawn
+        if not proposed:  # as for most tokens
+            token = tokens[0]
+            emission = self._known(sequence, token) if token.is_sound else _emission((sequence, token, _ERROR))
+            return _emitted((sequence, [emission], proposed, 0))
+        emissions, emitted = list[Emission](), list[int]()
+        for token in tokens:
             if equal_tokens(emitted, drawn.proposed) < len(emitted):
                 break
             if not token.is_sound:
@@ -112,4 +125,4 @@ class Emitter:
             finish = FinishReason.STOP
         elif len(known) - sequence.prompt_tokens >= params.max_tokens or len(known) >= self._max_model_len:
             finish = FinishReason.LENGTH
-        return Emission(sequence, token, finish)
+        return _emission((sequence, token, finish))

@@ -86,29 +86,29 @@ class PageProgress:
 
     def runnable_end(self, sequence: Sequence, end: int) -> int:
         size = self._block_size
-        for block in range(sequence.computed // size, min(-(-end // size), len(sequence.block_hashes))):
-            page = sequence.pages[block]
-            if self._pool.is_filled(page) or self.has_other_writer(sequence, page):
-                return block * size
-        return end
+        first, last = sequence.computed // size, min(-(-end // size), len(sequence.block_hashes))
+        block = self._pool.end_of_open(sequence.pages, first, last, sequence.session)
+        return block * size if block < last else end
 
     def take(self, sequence: Sequence, start: int, end: int) -> int:
         return end
 
     def begin_writing(self, sequence: Sequence, start: int, end: int) -> None:
-        for page in sequence.pages[start // self._block_size : -(-end // self._block_size)]:
-            if self._pool.is_arriving(page) and self._pool.writer(page) is None:
-                self._pool.assign_writer(page, sequence.session)
+        pages = sequence.pages[start // self._block_size : -(-end // self._block_size)]
+        self._pool.assign_unwritten(pages, sequence.session)
 
     def make_readable(self, sequence: Sequence, end: int) -> None:
         size = self._block_size
         sequence.extend_hashes(size, end)
-        for block in range(sequence.computed // size, end // size):
-            page = sequence.pages[block]
-            if self._pool.is_arriving(page):
-                self._pool.fill(page)
-            elif not self._pool.is_filled(page):
-                self._pool.register_private(page, sequence.block_hashes[block], sequence.parent_of(block))
+        first, last, pool = sequence.computed // size, end // size, self._pool
+        pages = sequence.pages[first:last]
+        arriving = [page for page in pages if pool.is_arriving(page)]
+        if arriving:
+            pool.fill_all(arriving)
+        if len(arriving) < len(pages):
+            for block, page in enumerate(pages, first):
+                if not pool.is_filled(page):
+                    pool.register_private(page, sequence.block_hashes[block], sequence.parent_of(block))
 
     def grow(self, sequence: Sequence) -> bool:
         page = self._pool.claim_private()
@@ -124,7 +124,7 @@ class PageProgress:
         return parts_of(block for block, page in pages if self._pool.is_unwritten(page))
 
     def release(self, sequence: Sequence) -> None:
-        for page in sequence.pages:
+        for page in sequence.pages[sequence.computed // self._block_size :]:  # those before are filled
             if self._pool.writer(page) == sequence.session:
                 self._pool.clear_writer(page)
         self._pool.release(sequence.pages)

@@ -24,8 +24,8 @@ from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
 from twostroke.scheduler.branches import ClaimGate, OpenGate, SchedulerBranches
 from twostroke.scheduler.choosing import ChunkChooser
 from twostroke.scheduler.cost import Budget
-from twostroke.scheduler.emission import Drawn, Emitted, Emitter
-from twostroke.scheduler.load import ADMISSION_LOOKAHEAD, RunningSequences, SchedulerLoad, WaitingQueue
+from twostroke.scheduler.emission import Drawn, Emitted, Emitter, new_drawn
+from twostroke.scheduler.running import ADMISSION_LOOKAHEAD, RunningSequences, SchedulerLoad, WaitingQueue
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import AdmittedSequence, Emission, SchedulerLimits
 from twostroke.scheduler.windows.places import places_of
@@ -165,7 +165,7 @@ class Scheduler:
             if sequence.ended:
                 self._free(sequence)
             elif tokens:
-                drawn.append(Drawn(sequence, tokens, proposed))
+                drawn.append(new_drawn((sequence, tokens, proposed)))
         return self._take_in(self._emitter.emit(drawn))
 
     def take_late(self) -> list[Emission]:
@@ -173,7 +173,12 @@ class Scheduler:
 
         It is called before each plan, after `admit`: until then those answers run in no step.
         """
-        return self._take_in(self._emitter.emit_late(self._running)) if self._emitter.late else []
+        if not self._emitter.late:
+            return []
+        emitted = self._emitter.emit_late(self._running)
+        for each in emitted:
+            self._running.touch(each.sequence)
+        return self._take_in(emitted)
 
     def step_of(self, chunks: ListOf[Chunk]) -> Step:
         """Returns a step of these chunks, or a slice of a failed one, which is updated or aborted like a whole step."""
@@ -217,6 +222,8 @@ class Scheduler:
         block_size = self._limits.block_size
         if not sequence.computes_all:
             sequence.extend_hashes(block_size)
+        if self._pool.gains < sequence.claimable_at:
+            return None
         wanted_tokens = len(sequence.known) + (1 if sequence.sampling else 0)
         private = -(-wanted_tokens // block_size) - len(sequence.block_hashes)
         if not self._progress.may_begin(sequence):
@@ -225,6 +232,7 @@ class Scheduler:
             return None
         claim = self._pool.claim(sequence.block_hashes, root_hash(), private)
         if claim is None:
+            sequence.claimable_at = self._pool.claimable_at(sequence.block_hashes, private)
             return None
         missing = self._progress.begin(sequence, claim)
         for constraint in sequence.constraints:
@@ -237,7 +245,7 @@ class Scheduler:
         """Releases the pages of a sequence; it keeps its known tokens and waits again, first in the queue."""
         self._running.remove(sequence)
         self._free(sequence)
-        sequence.computed = 0
+        sequence.computed = sequence.claimable_at = 0
         for constraint in sequence.constraints:
             constraint.preempted(sequence)
         sequence.preemptions += 1
@@ -255,13 +263,13 @@ class Scheduler:
     # Sampling
 
     def _take_in(self, emitted: ListOf[Emitted]) -> list[Emission]:
-        """Applies what became known: proposed tokens that were right are computed, and answers end."""
+        """Applies what became known of touched sequences: proposed tokens that were right are computed, answers end."""
         emissions: list[Emission] = []
         for sequence, last, proposed, right in emitted:
-            tokens = [each.token.token for each in last if each.finish is not FinishReason.ERROR]
-            if sequence.proposer is not None:
-                sequence.proposer.drawn(tokens, len(proposed))
-            self._running.touch(sequence)
+            if sequence.proposer is not None or right:
+                tokens = [each.token.token for each in last if each.finish is not FinishReason.ERROR]
+                if sequence.proposer is not None:
+                    sequence.proposer.drawn(tokens, len(proposed))
             if sequence.reader is not None:
                 self._chooser.became_known(sequence)
             if right:

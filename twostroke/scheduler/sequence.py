@@ -134,6 +134,8 @@ class Sequence:
     """Number of sequences that were admitted past it while it waited."""
     computed_blocks: set[int] = field(default_factory=set)
     """Blocks of the prompt that forward passes here compute for it, where there are several page groups."""
+    claimable_at: int = 0
+    """While it waits: the value of the pool's `gains` before which its pages cannot be claimed."""
     preemptions: int = 0
     steps: int = 0
     """Steps that it took part in."""

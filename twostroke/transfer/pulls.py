@@ -45,6 +45,10 @@ def check_copies(copies: Sequence[PageCopy], endpoint: PageEndpoint, memory: Pag
     """Raises InvalidRequest unless all pages lie in their pools, none changes its group, and none is written twice."""
     theirs, ours = endpoint.layout, memory.layout
     remote_pages, local_pages = theirs.pages, ours.pages
+    if len({copy.local for copy in copies}) != len(copies):
+        raise InvalidRequest("a local page is the destination of two copies")
+    if copies and len(ours.regions) == len(theirs.regions) == 1 and _are_within(copies, remote_pages, local_pages):
+        return
     for copy in copies:
         if not 0 <= copy.remote < remote_pages:
             raise InvalidRequest(f"remote page {copy.remote} is out of bounds: the peer has {remote_pages} pages")
@@ -54,5 +58,9 @@ def check_copies(copies: Sequence[PageCopy], endpoint: PageEndpoint, memory: Pag
             raise InvalidRequest(f"remote page {copy.remote} and local page {copy.local} are of different page groups")
         if not 0 <= copy.generation < 1 << 64:
             raise InvalidRequest(f"generation {copy.generation} of remote page {copy.remote} is not a 64-bit count")
-    if len({copy.local for copy in copies}) != len(copies):
-        raise InvalidRequest("a local page is the destination of two copies")
+
+
+def _are_within(copies: Sequence[PageCopy], *pages: int) -> bool:
+    """Returns whether all remote pages, local pages and generations of the copies are within bounds."""
+    bounds = zip(zip(*copies, strict=True), (*pages, 1 << 64), strict=True)
+    return all(min(column) >= 0 and max(column) < bound for column, bound in bounds)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from twostroke.base.errors import ConfigError, InternalError
 from twostroke.base.ids import BlockHash, Epoch, PageId
@@ -75,15 +75,15 @@ class _GroupListener:
         self._memory = memory
         self._others = [listener for each in loaded if (listener := each.listener(group)) is not None]
 
-    def stored(self, block_hash: BlockHash) -> None:
-        self._epoch.blocks[self._group].add(block_hash)
+    def stored(self, block_hashes: Sequence[BlockHash]) -> None:
+        self._epoch.blocks[self._group].add(block_hashes)
         for other in self._others:
-            other.stored(block_hash)
+            other.stored(block_hashes)
 
-    def removed(self, block_hash: BlockHash) -> None:
-        self._epoch.blocks[self._group].remove(block_hash)
+    def removed(self, block_hashes: Sequence[BlockHash]) -> None:
+        self._epoch.blocks[self._group].remove(block_hashes)
         for other in self._others:
-            other.removed(block_hash)
+            other.removed(block_hashes)
 
     def evicting(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
         for other in self._others:
@@ -93,8 +93,8 @@ class _GroupListener:
         for other in self._others:
             other.forgotten(block_hash)
 
-    def new_writer(self, page: PageId) -> None:
-        self._memory.begin_new_generation(page)
+    def new_writers(self, pages: Sequence[PageId]) -> None:
+        self._memory.begin_new_generations(pages)
 
 
 class EngineState:

@@ -8,11 +8,7 @@ import time
 from collections.abc import AsyncIterator, Generator, Sequence
 
 from twostroke.kv_cache.events import EventBatch, EventLog, parts_of
-from twostroke.worker.condition import Condition
-
-GATHER_S = 0.005
-"""Least time between two batches of changes: a message, with the load that goes with it, costs as much as a step of a
-fast model, and a router decides no worse by what is some milliseconds old."""
+from twostroke.worker.condition import Condition, Gathering
 
 
 class EventFeed:
@@ -22,9 +18,12 @@ class EventFeed:
         self.log = log
         self._heartbeat_s = heartbeat_s
         self._published = Condition()
+        self._published_s = 0.0
+        """When the last batch was published, on the event loop's clock."""
 
     def publish(self) -> None:
         self.log.publish(time.time())
+        self._published_s = asyncio.get_running_loop().time()
         self._published.notify()
 
     def publish_changes(self) -> None:
@@ -33,24 +32,25 @@ class EventFeed:
 
     async def publish_progress(self, progress: Condition) -> None:
         """Publishes changes after each notice of progress, or some milliseconds later where notices are many."""
-        next_s = 0.0
+        gathering = Gathering()
         while True:
             ticket = progress.ticket()
             if self.log.has_changes:
                 self.publish()
-                next_s = asyncio.get_running_loop().time() + GATHER_S
+                gathering.sent()
             await ticket.wait()
-            await asyncio.sleep(max(0.0, next_s - asyncio.get_running_loop().time()))
+            await asyncio.sleep(gathering.left_s)
 
     async def beat(self) -> None:
         """Publishes a batch at least every `heartbeat_s`, even an empty one."""
+        loop = asyncio.get_running_loop()
+        self._published_s = loop.time()
         while True:
-            ticket = self._published.ticket()
-            try:
-                async with asyncio.timeout(self._heartbeat_s):
-                    await ticket.wait()
-            except TimeoutError:
+            silent_s = loop.time() - self._published_s
+            if silent_s >= self._heartbeat_s:
                 self.publish()
+                silent_s = 0.0
+            await asyncio.sleep(self._heartbeat_s - silent_s)
 
     async def follow(self, epoch: str, start_sequence: int) -> AsyncIterator[EventBatch]:
         """Yields batches from `start_sequence` of `epoch` on, after a snapshot if the log does not reach back.

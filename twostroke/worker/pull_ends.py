@@ -39,7 +39,7 @@ class PageDigests:
         self.bytes += read_bytes
         if isinstance(memory, PageMemory) and read_bytes <= _AT_ONCE_BYTES:
             started_s = time.perf_counter()
-            digests_now = [digest(memory.page(page)) for page in pages]
+            digests_now = list(map(digest, memory.views(pages)))
             self.seconds += time.perf_counter() - started_s
             return digests_now
         if self._reading is None:
@@ -94,18 +94,17 @@ class OwnPages:
 
     async def of(self, pages: Sequence[PageId]) -> list[tuple[int, bytes]]:
         """Returns (generation, digest) of pages that are filled and held until this returns."""
-        generations = [self._memory.generation(page) for page in pages]
-        found = [self._known.get(page) for page in pages]
+        generations, found = self._memory.generations_of(pages), map(self._known.get, pages)
         unknown = [
             (page, generation)
             for page, generation, known in zip(pages, generations, found, strict=True)
             if known is None or known[0] != generation
         ]
-        digests = await self._digests.of([page for page, _ in unknown])
-        self._known.update(
-            (page, (generation, page_digest)) for (page, generation), page_digest in zip(unknown, digests, strict=True)
-        )
-        return [self._known[page] for page in pages]
+        if unknown:
+            new_pages, new_generations = zip(*unknown, strict=True)
+            digests = await self._digests.of(new_pages)
+            self._known.update(zip(new_pages, zip(new_generations, digests, strict=True), strict=True))
+        return list(map(self._known.__getitem__, pages))
 
 
 @dataclass(frozen=True, slots=True)

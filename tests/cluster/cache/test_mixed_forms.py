@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.cluster.processes import TOKEN, Client, ProcessCluster, running_cluster
+from tests.ready_pages import pages_in
 from tests.unit.engine.batches import Stream as Known
 from tests.unit.engine.batches import step
 from tests.unit.worker.callers import Puller
@@ -135,7 +136,7 @@ async def _check_pulls(cluster: ProcessCluster, prompt: list[int], form: str, de
         for puller, asked in ((at_source, form), (at_source, ""), (at_target, form)):
             call = puller.pull(blocks, cached_only=True, kv_form=asked)
             ready = await puller.pages(call, BLOCKS)
-            digests.append({page.block: page.digest for message in ready for page in message.pages})
+            digests.append({page.block: page.digest for page in pages_in(ready)})
             call.cancel()
         converted, originals, arrived = digests
         assert converted == arrived

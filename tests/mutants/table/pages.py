@@ -22,8 +22,8 @@ MUTANTS: Final = (
         name="digest-not-compared",
         claim="a damaged page is computed locally",
         file="twostroke/worker/pulls/pull_client.py",
-        old="return arrived == announced.digest",
-        new="return True",
+        old="if announced == arrived:",
+        new="if len(announced) == len(arrived):",
         test="tests/unit/worker/pulls/test_pull_client.py::test_a_transfer_that_fails_ends_in_local_computation",
     ),
     Mutant(
@@ -235,8 +235,8 @@ MUTANTS: Final = (
     Mutant(
         name="no-new-generation",
         claim="a page that was reused while somebody read it is never taken for what it was",
-        file="twostroke/kv_cache/groups/full_group.py",
-        old="            new_writer(page)\n",
+        file="twostroke/kv_cache/groups/group_pool.py",
+        old="        self._listener.new_writers(taken)\n",
         new="",
         test="tests/unit/kv_cache/test_pool.py::test_every_new_life_of_a_page_is_told_and_a_shared_one_is_not",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -23,15 +24,15 @@ LIMITS = PinLimits.of(20, PAGE_BYTES, 12, share=0.3, tenant_share=0.2)
 
 
 class Silent:
-    def stored(self, block_hash: BlockHash) -> None: ...
+    def stored(self, block_hashes: Sequence[BlockHash]) -> None: ...
 
     def evicting(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None: ...
 
     def forgotten(self, block_hash: BlockHash) -> None: ...
 
-    def removed(self, block_hash: BlockHash) -> None: ...
+    def removed(self, block_hashes: Sequence[BlockHash]) -> None: ...
 
-    def new_writer(self, page: PageId) -> None: ...
+    def new_writers(self, pages: Sequence[PageId]) -> None: ...
 
 
 def pin_of(*tokens: int, owner: str = "ops", tenant: str = "", **changes) -> Pin:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from twostroke.base.ids import BlockHash, PageId, SessionId
@@ -17,11 +19,11 @@ class Witness:
     def __init__(self) -> None:
         self.told: list[tuple[str, object]] = []
 
-    def stored(self, block_hash: BlockHash) -> None:
-        self.told.append(("stored", block_hash))
+    def stored(self, block_hashes: Sequence[BlockHash]) -> None:
+        self.told += [("stored", block_hash) for block_hash in block_hashes]
 
-    def removed(self, block_hash: BlockHash) -> None:
-        self.told.append(("removed", block_hash))
+    def removed(self, block_hashes: Sequence[BlockHash]) -> None:
+        self.told += [("removed", block_hash) for block_hash in block_hashes]
 
     def evicting(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
         self.told.append(("evicting", (page, block_hash, parent)))
@@ -29,8 +31,8 @@ class Witness:
     def forgotten(self, block_hash: BlockHash) -> None:
         self.told.append(("forgotten", block_hash))
 
-    def new_writer(self, page: PageId) -> None:
-        self.told.append(("new writer", page))
+    def new_writers(self, pages: Sequence[PageId]) -> None:
+        self.told += [("new writer", page) for page in pages]
 
     def take(self, kind: str) -> list[object]:
         told = [fact for what, fact in self.told if what == kind]

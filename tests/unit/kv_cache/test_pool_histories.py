@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from hypothesis import settings
@@ -47,19 +47,21 @@ class Listener:
     removed_hashes: list[BlockHash] = field(default_factory=list)
     written: list[PageId] = field(default_factory=list)
 
-    def stored(self, block_hash: BlockHash) -> None:
-        self.log.stored(block_hash)
+    def stored(self, block_hashes: Sequence[BlockHash]) -> None:
+        for block_hash in block_hashes:
+            self.log.stored(block_hash)
 
-    def removed(self, block_hash: BlockHash) -> None:
-        self.removed_hashes.append(block_hash)
-        self.log.removed(block_hash)
+    def removed(self, block_hashes: Sequence[BlockHash]) -> None:
+        self.removed_hashes += block_hashes
+        for block_hash in block_hashes:
+            self.log.removed(block_hash)
 
     def evicting(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None: ...
 
     def forgotten(self, block_hash: BlockHash) -> None: ...
 
-    def new_writer(self, page: PageId) -> None:
-        self.written.append(page)
+    def new_writers(self, pages: Sequence[PageId]) -> None:
+        self.written += pages
 
 
 class Reader:

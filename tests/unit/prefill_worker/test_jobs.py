@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.ready_pages import pages_in
 from tests.unit.worker.callers import Puller, router_to
 from tests.unit.worker.rig import BLOCK, VOCAB, Running, decode, eventually, expected_tokens, paced, prefill, prompt_of
 from twostroke.base.errors import (
@@ -43,7 +44,7 @@ def pinned(source: Running) -> int:
 async def test_every_announced_page_has_its_generation_and_digest() -> None:
     async with prefill() as source, puller_of(source) as puller:
         messages = await puller.pages(puller.pull(TOKENS), 8)
-        pages = [page for message in messages for page in message.pages]
+        pages = pages_in(messages)
         assert [page.block for page in pages] == list(range(8))
         assert sum(message.computed for message in messages) == 8
         for page in pages:
@@ -56,10 +57,9 @@ async def test_a_page_that_was_given_to_another_block_is_announced_with_its_new_
         announced: dict[int, set[tuple[int, bytes]]] = {}
         for seed in (1, 2):
             call = puller.pull(prompt_of(8 * BLOCK, seed=seed))
-            for message in await puller.pages(call, 8):
-                for page in message.pages:
-                    assert page.digest == digest(source.host.memory.page(page.page))
-                    announced.setdefault(page.page, set()).add((page.generation, page.digest))
+            for page in pages_in(await puller.pages(call, 8)):
+                assert page.digest == digest(source.host.memory.page(page.page))
+                announced.setdefault(page.page, set()).add((page.generation, page.digest))
             call.cancel()
             await source.idle()
         assert all(len(generations) == 2 for generations in announced.values()), "every page was announced twice"
@@ -85,7 +85,7 @@ async def test_chunks_end_on_block_boundaries_so_that_every_chunk_can_be_announc
 async def test_only_wanted_blocks_are_announced() -> None:
     async with prefill() as source, puller_of(source) as puller:
         messages = await puller.pages(puller.pull(TOKENS, wanted=[2, 5]), 2)
-        assert [page.block for message in messages for page in message.pages] == [2, 5]
+        assert [page.block for page in pages_in(messages)] == [2, 5]
         assert source.metric("computed_tokens_total") == 6 * BLOCK, "blocks after the last wanted one are nobody's"
 
 

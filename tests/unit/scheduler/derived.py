@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.scheduler.cost import Queued
-from twostroke.scheduler.load import StepNeed
+from twostroke.scheduler.running import StepNeed
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Sequence
 
@@ -20,6 +20,9 @@ def check_kept(scheduler: Scheduler, pool: BlockPool, block_size: int) -> None:
     needs = {each: _need_of(scheduler, each, block_size, may_be_blocked=each in found) for each in running}
     assert kept == {need: [each for each in running if needs[each] is need] for need in StepNeed}
     waiting = list(scheduler.waiting_sequences)
+    for sequence in waiting:
+        if pool.gains < sequence.claimable_at:
+            assert pool.shortage(sequence.block_hashes, _private_blocks(sequence, block_size)) is None, "it would fit"
     due = [
         each
         for need in (StepNeed.TOKEN, StepNeed.TAIL, StepNeed.PROMPT)
@@ -30,6 +33,11 @@ def check_kept(scheduler: Scheduler, pool: BlockPool, block_size: int) -> None:
         *(len(each.known) - each.computed for each in due),
         *(each.pending_tokens for each in waiting[:16]),
     ]
+
+
+def _private_blocks(sequence: Sequence, size: int) -> int:
+    wanted = len(sequence.known) + (sequence.sampling is not None)
+    return -(-wanted // size) - len(sequence.block_hashes)
 
 
 def check_caught_up(scheduler: Scheduler, size: int) -> None:

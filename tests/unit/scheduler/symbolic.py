@@ -105,20 +105,22 @@ class SymbolicMemory:
         self.facts: dict[int, Fact] = {}
         self.readable: set[BlockHash] = set()
 
-    def stored(self, name: BlockHash) -> None:
-        assert name not in self.readable
-        self.readable.add(name)
+    def stored(self, names: ListOf[BlockHash]) -> None:
+        assert not self.readable.intersection(names)
+        self.readable.update(names)
 
-    def removed(self, name: BlockHash) -> None:
-        self.readable.remove(name)
+    def removed(self, names: ListOf[BlockHash]) -> None:
+        assert self.readable.issuperset(names)
+        self.readable.difference_update(names)
 
     def evicting(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None: ...
 
     def forgotten(self, block_hash: BlockHash) -> None: ...
 
-    def new_writer(self, page: PageId) -> None:
-        for slot in self.slots(page):
-            self.facts.pop(slot, None)
+    def new_writers(self, pages: ListOf[PageId]) -> None:
+        for page in pages:
+            for slot in self.slots(page):
+                self.facts.pop(slot, None)
 
     def slots(self, page: PageId) -> range:
         return range(page * self.block_size, (page + 1) * self.block_size)

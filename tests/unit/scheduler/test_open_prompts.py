@@ -96,3 +96,35 @@ def test_a_scored_prompt_goes_on_beside_streams_that_leave_less_than_a_block() -
     bench.admit()
     bench.step()
     assert 0 < scored.computed < BLOCK
+
+
+def claims_of_waiting(steps: int, *, ends: bool) -> int:
+    """Returns how often the pool is asked for pages of a prompt that finds none, in so many steps of another one."""
+    blocks = 40
+    bench = Bench(blocks + 8, of=limits(BLOCK, align_chunks=True), max_num_seqs=4)
+    bench.scheduler.step_tokens = BLOCK
+    running = bench.prefill(tokens(blocks * BLOCK, token=1))
+    bench.admit()
+    waiting = bench.prefill(tokens(blocks * BLOCK, token=2))
+    claim, claims = bench.pool.claim, 0
+
+    def counted(*args: Any, **changes: Any) -> Any:
+        nonlocal claims
+        claims += 1
+        return claim(*args, **changes)
+
+    bench.pool.claim = counted  # type: ignore[method-assign]
+    for _ in range(steps):
+        bench.admit()
+        bench.step()
+    assert bench.scheduler.waiting == 1
+    if ends:
+        bench.scheduler.end(running)
+        bench.admit()
+        assert waiting.pages
+    return claims
+
+
+def test_a_waiting_prompt_is_claimed_again_only_when_enough_pages_have_been_released() -> None:
+    assert claims_of_waiting(2, ends=False) == claims_of_waiting(30, ends=False) == 1
+    assert claims_of_waiting(30, ends=True) == 2

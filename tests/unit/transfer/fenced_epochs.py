@@ -74,7 +74,7 @@ class Bytes:
             removed=lambda _: None,
             evicting=lambda *_: None,
             forgotten=lambda _: None,
-            new_writer=self.memory.begin_new_generation,
+            new_writers=self.memory.begin_new_generations,
         )
         self.pool = BlockPool(pages, cast(Any, listener))
 

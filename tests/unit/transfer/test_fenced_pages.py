@@ -33,8 +33,8 @@ picks = st.integers(0, 63)
 def without_digests(patch: pytest.MonkeyPatch) -> None:
     commit = pull_client.PullClient._commit
 
-    def commit_anything(client: Any, session: Any, part: Any, page: Any, _arrived: bytes) -> None:
-        commit(client, session, part, page, page.digest)
+    def commit_anything(client: Any, session: Any, announced: Any, _arrived: object) -> None:
+        commit(client, session, announced, announced.digests)
 
     patch.setattr(pull_client.PullClient, "_commit", commit_anything)
 

@@ -35,6 +35,8 @@ class FullGroup(GroupPool):
         self._leaves: list[tuple[int, PageId]] = []
         """Heap of (last_used, page) of evictable leaves; entries may be stale."""
         self._clock = 0
+        self.gains = 0
+        """How often a page became available, or a block got a page: each may bring a claim closer by one page."""
 
     # Queries
 
@@ -71,6 +73,11 @@ class FullGroup(GroupPool):
         taken = held.count(None) + private
         return max(0, taken - self._counts[PageState.FREE]) if taken <= self._takeable(held) else None
 
+    def claimable_at(self, hashes: Sequence[BlockHash], private: int) -> int:
+        """Returns the value of `gains` before which such a claim cannot succeed. O(blocks)."""
+        held = [self._by_hash.get(block_hash) for block_hash in hashes]
+        return self.gains + max(0, held.count(None) + private - self._takeable(held))
+
     def cached(self) -> list[CachedBlock]:
         """Returns the cached and pinned blocks in no order. O(pages)."""
         return [
@@ -99,8 +106,14 @@ class FullGroup(GroupPool):
 
     def release(self, pages: Iterable[PageId]) -> None:
         """Releases one hold on each page, last first: a block's children become evictable before it."""
+        records = self._pages
         for page in reversed(list(pages)):
-            self._release(page)
+            record = records[page]
+            if record.refs == 1 and record.filled:
+                record.refs = 0
+                self._keep(page)
+            else:
+                self._release(page)
 
     # Writing
 
@@ -113,7 +126,7 @@ class FullGroup(GroupPool):
             return
         self._set_hash(page, block_hash, parent)
         record.filled = True
-        self._listener.stored(block_hash)
+        self._listener.stored([block_hash])
 
     def forget(self, pages: Sequence[PageId]) -> None:
         """Forgets the cached and pinned blocks of a chain, last first, up to where another chain branches off."""
@@ -121,6 +134,13 @@ class FullGroup(GroupPool):
             record = self._pages[page]
             if record.state in UNHELD_BLOCKS and record.hash is not None and record.hash not in self._children:
                 self._forget_page(page)
+
+    # Pinning
+
+    def unpin_blocks(self, hashes: Iterable[BlockHash]) -> None:
+        unpinned = list(hashes)
+        self.gains += len(unpinned)
+        super().unpin_blocks(unpinned)
 
     # Internals
 
@@ -131,8 +151,8 @@ class FullGroup(GroupPool):
 
     def _take(self) -> PageId:
         if not self._free:
-            self._evict()
-        return self._take_free()
+            self._evict(1)
+        return self._take_free(1)[0]
 
     def _take_private(self) -> PageId:
         page = self._take()
@@ -143,33 +163,37 @@ class FullGroup(GroupPool):
         self, hashes: Sequence[BlockHash], missing: Sequence[int], root: BlockHash, first: int
     ) -> list[PageId]:
         """Takes a page for each of these blocks of a chain, which begins `first` blocks after its prompt."""
-        records, by_hash, children, new_writer = self._pages, self._by_hash, self._children, self._listener.new_writer
-        taken: list[PageId] = []
-        for index in missing:
-            if not self._free:
-                self._evict()
-            page = self._free.popleft()
+        records, by_hash, children = self._pages, self._by_hash, self._children
+        self._evict(len(missing) - len(self._free))
+        taken = self._take_free(len(missing))
+        for index, page in zip(missing, taken, strict=True):
             block_hash, parent = hashes[index], hashes[index - 1] if index else root
             record = records[page]
             record.hash, record.parent, record.depth = block_hash, parent, first + index
-            record.state, record.refs = PageState.ARRIVING, 1
+            record.state = PageState.ARRIVING
             by_hash[block_hash] = page
             children[parent] = children.get(parent, 0) + 1
-            new_writer(page)
-            taken.append(page)
         self._counts[PageState.FREE] -= len(missing)
         self._counts[PageState.ARRIVING] += len(missing)
+        self.gains += len(missing)
         self._unwritten_blocks += len(missing)
         self._unwritten_depths += sum(missing) + first * len(missing)
         return taken
 
     def _keep(self, page: PageId) -> None:
-        record = self._pages[page]
+        record, counts = self._pages[page], self._counts
         self._clock += 1
+        self.gains += 1
         record.last_used = self._clock
-        is_pinned = record.hash in self._pins
-        self._move(page, PageState.PINNED if is_pinned else PageState.CACHED)
-        self._offer(page)
+        counts[record.state] -= 1
+        record.state = state = PageState.PINNED if record.hash in self._pins else PageState.CACHED
+        counts[state] += 1
+        if record.hash not in self._children:
+            self._offer(page)
+
+    def _forget(self, page: PageId) -> None:
+        self.gains += 1
+        super()._forget(page)
 
     def _offer(self, page: PageId) -> None:
         record = self._pages[page]
@@ -180,16 +204,47 @@ class FullGroup(GroupPool):
                 self._leaves = [entry for entry in set(self._leaves) if self._is_fresh_leaf(*entry)]
                 heapq.heapify(self._leaves)
 
-    def _evict(self) -> None:
-        """Frees the least recently used leaf."""
+    def _evict(self, count: int) -> None:
+        """Frees so many pages, that of the least recently used leaf first."""
+        records, by_hash, children, evicted = self._pages, self._by_hash, self._children, list[BlockHash]()
+        page: PageId | None = None
+        while len(evicted) < count:
+            if page is None or (self._leaves and self._leaves[0] < (records[page].last_used, page)):
+                if page is not None:
+                    self._offer(page)
+                page = self._least_used()
+            record = records[page]
+            block_hash, parent = record.hash, record.parent
+            assert block_hash is not None
+            assert parent is not None
+            self._listener.evicting(page, block_hash, parent)
+            self._page_leaves(block_hash, is_evicted=True)
+            del by_hash[block_hash]
+            record.hash = record.parent = None
+            record.filled, record.is_end, record.state = False, False, PageState.FREE
+            self._free.append(page)
+            evicted.append(block_hash)
+            page, others = None, children.pop(parent) - 1
+            if others:
+                children[parent] = others
+            else:  # mostly it goes next: the heap is asked only where another leaf is older
+                above = by_hash.get(parent)
+                page = above if above is not None and records[above].state is PageState.CACHED else None
+        if page is not None:
+            self._offer(page)
+        if evicted:
+            self._counts[PageState.CACHED] -= len(evicted)
+            self._counts[PageState.FREE] += len(evicted)
+            self._listener.removed(evicted)
+
+    def _least_used(self) -> PageId:
         while self._leaves:
             last_used, page = heapq.heappop(self._leaves)
             if self._is_fresh_leaf(last_used, page):
-                self._evict_page(page)
-                return
+                return page
         # No leaf left: every cached block has a child in use under a private copy of it. Any of them may go.
         cached = (page for page, record in self._records() if record.state is PageState.CACHED)
-        self._evict_page(min(cached, key=lambda page: self._pages[page].last_used))
+        return min(cached, key=lambda page: self._pages[page].last_used)
 
     def _is_fresh_leaf(self, last_used: int, page: PageId) -> bool:
         record = self._pages[page]
@@ -198,23 +253,13 @@ class FullGroup(GroupPool):
         assert record.hash is not None
         return record.hash not in self._children
 
-    def _evict_page(self, page: PageId) -> None:
-        record = self._pages[page]
-        assert record.hash is not None
-        assert record.parent is not None
-        self._listener.evicting(page, record.hash, record.parent)
-        self._remove_page(page, is_evicted=True)
-
     def _forget_page(self, page: PageId) -> None:
-        self._listener.forgotten(self._remove_page(page, is_evicted=False))
-
-    def _remove_page(self, page: PageId, *, is_evicted: bool) -> BlockHash:
         block_hash = self._pages[page].hash
         assert block_hash is not None
-        self._page_leaves(block_hash, is_evicted=is_evicted)
+        self._page_leaves(block_hash, is_evicted=False)
         self._forget(page)
-        self._listener.removed(block_hash)
-        return block_hash
+        self._listener.removed([block_hash])
+        self._listener.forgotten(block_hash)
 
     def _page_leaves(self, block_hash: BlockHash, *, is_evicted: bool) -> None:
         """Called before a block without holders loses its page."""
@@ -222,6 +267,7 @@ class FullGroup(GroupPool):
     def _set_hash(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
         record = self._pages[page]
         record.hash, record.parent = block_hash, parent
+        self.gains += 1
         self._by_hash[block_hash] = page
         self._children[parent] = self._children.get(parent, 0) + 1
 

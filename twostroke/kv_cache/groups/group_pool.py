@@ -26,15 +26,16 @@ from typing import Protocol
 
 from twostroke.base.ids import BlockHash, PageId, SessionId
 from twostroke.kv_cache.groups.group_view import GroupView
-from twostroke.kv_cache.groups.page_state import UNHELD_BLOCKS, PageRecord, PageState
+from twostroke.kv_cache.groups.page_state import UNHELD_BLOCKS, PageRecord, PageState, PageWaiter
+from twostroke.kv_cache.parts import Part
 
 
 class PoolListener(Protocol):
     """Called on every change in the set of readable blocks, and on every new writer of a page."""
 
-    def stored(self, block_hash: BlockHash) -> None: ...
+    def stored(self, block_hashes: Sequence[BlockHash]) -> None: ...
 
-    def removed(self, block_hash: BlockHash) -> None: ...
+    def removed(self, block_hashes: Sequence[BlockHash]) -> None: ...
 
     def evicting(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
         """Called just before a cached block loses its page to another one: its bytes can still be copied."""
@@ -42,7 +43,7 @@ class PoolListener(Protocol):
     def forgotten(self, block_hash: BlockHash) -> None:
         """Called with a removed block that is not to be used again, wherever it lies."""
 
-    def new_writer(self, page: PageId) -> None: ...
+    def new_writers(self, pages: Sequence[PageId]) -> None: ...
 
 
 class GroupPool(GroupView, abc.ABC):
@@ -76,6 +77,21 @@ class GroupPool(GroupView, abc.ABC):
         if record.refs > 1:
             self._count_shared(session, 1)
 
+    def assign_unwritten(self, pages: Iterable[PageId], session: SessionId) -> None:
+        """Makes `session` the only writer of those of these pages that are arriving without one."""
+        records, assigned, depths = self._pages, 0, 0
+        for page in pages:
+            record = records[page]
+            if record.state is PageState.ARRIVING and record.writer is None:
+                record.writer = session
+                assigned += 1
+                depths += record.depth
+                if record.refs > 1:
+                    self._count_shared(session, 1)
+        self.changes += assigned
+        self._unwritten_blocks -= assigned
+        self._unwritten_depths -= depths
+
     def clear_writer(self, page: PageId) -> None:
         """Removes the writer, which gave up or has been fenced; the next waiting sequence may become the writer."""
         record = self._pages[page]
@@ -88,23 +104,33 @@ class GroupPool(GroupView, abc.ABC):
             if record.refs > 1:
                 self._count_shared(writer, -1)
             if record.waiters is not None:
-                _tell(record)
+                _tell([record])
 
     def fill(self, page: PageId) -> None:
         """Marks the arriving page as filled: it holds its block's KV, verified or computed."""
-        record = self._pages[page]
-        assert record.state is PageState.ARRIVING, f"page {page} is {record.state.name}, not ARRIVING"
-        assert record.hash is not None
-        if record.writer is None:
-            self._count_unwritten(record, -1)
-        elif record.refs > 1:
-            self._count_shared(record.writer, -1)
-        record.filled, record.writer = True, None
-        self.changes += 1
-        self._move(page, PageState.ACTIVE)
-        self._listener.stored(record.hash)
-        if record.waiters is not None:
-            _tell(record)
+        self.fill_all([page])
+
+    def fill_all(self, pages: Sequence[PageId]) -> None:
+        """Marks arriving pages as filled, and tells of all of them at once."""
+        records, stored, awaited = self._pages, list[BlockHash](), list[PageRecord]()
+        for page in pages:
+            record = records[page]
+            assert record.state is PageState.ARRIVING, f"page {page} is {record.state.name}, not ARRIVING"
+            assert record.hash is not None
+            if record.writer is None:
+                self._count_unwritten(record, -1)
+            elif record.refs > 1:
+                self._count_shared(record.writer, -1)
+            record.filled, record.writer, record.state = True, None, PageState.ACTIVE
+            stored.append(record.hash)
+            if record.waiters is not None:
+                awaited.append(record)
+        self._counts[PageState.ARRIVING] -= len(stored)
+        self._counts[PageState.ACTIVE] += len(stored)
+        self.changes += len(stored)
+        self._listener.stored(stored)
+        if awaited:
+            _tell(awaited)
 
     # Pinning
 
@@ -149,11 +175,13 @@ class GroupPool(GroupView, abc.ABC):
         elif record.refs == 1 and record.writer is not None:
             self._count_shared(record.writer, -1)
 
-    def _take_free(self) -> PageId:
-        page = self._free.popleft()
-        self._pages[page].refs = 1
-        self._listener.new_writer(page)
-        return page
+    def _take_free(self, count: int) -> list[PageId]:
+        """Takes so many free pages, each for one holder, who moves them on."""
+        taken = [self._free.popleft() for _ in range(count)]
+        for page in taken:
+            self._pages[page].refs = 1
+        self._listener.new_writers(taken)
+        return taken
 
     @abc.abstractmethod
     def _offer(self, page: PageId) -> None:
@@ -204,11 +232,15 @@ class GroupPool(GroupView, abc.ABC):
         record.state = state
 
 
-def _tell(record: PageRecord) -> None:
-    """Tells those that wait for a page."""
-    waiters, record.waiters = record.waiters, None
-    for waiter, part in (waiters or {}).items():
-        waiter.page_changed(part)
+def _tell(records: Iterable[PageRecord]) -> None:
+    """Tells those that wait for any of these pages, each of them once."""
+    changed: dict[PageWaiter, list[Part]] = {}
+    for record in records:
+        waiters, record.waiters = record.waiters, None
+        for waiter, part in (waiters or {}).items():
+            changed.setdefault(waiter, []).append(part)
+    for waiter, parts in changed.items():
+        waiter.pages_changed(parts)
 
 
 class FurtherGroup(GroupPool):

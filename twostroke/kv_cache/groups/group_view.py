@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from twostroke.base.ids import BlockHash, PageId, SessionId
@@ -76,6 +76,23 @@ class GroupView:
     def writer(self, page: PageId) -> SessionId | None:
         return self._pages[page].writer
 
+    def end_of_open(self, pages: Sequence[PageId], first: int, last: int, writer: SessionId) -> int:
+        """Returns the index from `first` on of a page that is filled or written by others, `last` if none is before."""
+        records = self._pages
+        for index in range(first, last):
+            record = records[pages[index]]
+            if record.filled or (record.writer is not None and record.writer != writer):
+                return index
+        return max(first, last)
+
+    def end_of_written(self, pages: Sequence[PageId], first: int, last: int, writer: SessionId) -> int:
+        """Returns the index from `first` on of a page that `writer` does not write, `last` if none is before."""
+        records = self._pages
+        for index in range(first, last):
+            if records[pages[index]].writer != writer:
+                return index
+        return max(first, last)
+
     def writer_of(self, block_hash: BlockHash) -> SessionId | None:
         """Returns who writes the page of this block now."""
         page = self._by_hash.get(block_hash)
@@ -104,6 +121,23 @@ class GroupView:
             record.waiters = {waiter: part}
         else:
             record.waiters[waiter] = part
+
+    def filled_or_awaited(
+        self, pages: Mapping[Part, PageId], waiter: PageWaiter
+    ) -> tuple[dict[Part, PageId], list[Part]]:
+        """Returns the filled ones of these pages, and the parts whose pages tell `waiter` of their next change."""
+        records, filled, awaited = self._pages, dict[Part, PageId](), list[Part]()
+        for part, page in pages.items():
+            record = records[page]
+            if record.filled:
+                filled[part] = page
+            elif record.state is PageState.ARRIVING:
+                awaited.append(part)
+                if record.waiters is None:
+                    record.waiters = {waiter: part}
+                else:
+                    record.waiters[waiter] = part
+        return filled, awaited
 
     def stop_waiting(self, page: PageId, waiter: PageWaiter) -> None:
         """Tells a waiter of no change of the page any more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,8 +29,8 @@ UNHELD_BLOCKS = frozenset({PageState.CACHED, PageState.PINNED})
 class PageWaiter(Protocol):
     """Waits for parts of blocks whose pages are arriving."""
 
-    def page_changed(self, part: Part) -> None:
-        """Takes note that the page of a part was filled or has lost its writer. The pool must not be changed here."""
+    def pages_changed(self, parts: Sequence[Part]) -> None:
+        """Takes note that pages of parts were filled or have lost their writer. The pool must not be changed here."""
 
 
 @dataclass(slots=True)

@@ -159,7 +159,7 @@ class WindowGroup(FurtherGroup):
             return
         record.hash, record.filled = block_hash, True
         self._by_hash[block_hash] = slot
-        self._listener.stored(block_hash)
+        self._listener.stored([block_hash])
 
     def page_removed(self, block_hash: BlockHash, *, is_evicted: bool) -> None:
         slot = self._by_hash.get(block_hash)
@@ -176,7 +176,7 @@ class WindowGroup(FurtherGroup):
     def _take(self) -> PageId | None:
         if not self._free and not self._evict():
             return None
-        return self._take_free()
+        return self._take_free(1)[0]
 
     def _evict(self) -> bool:
         """Frees the least recently used cached part, or a pinned one where pins came after work had begun."""
@@ -206,7 +206,7 @@ class WindowGroup(FurtherGroup):
         if is_evicted and record.is_end and parent is not None:
             self._listener.evicting(slot, block_hash, parent)
         self._forget(slot)
-        self._listener.removed(block_hash)
+        self._listener.removed([block_hash])
 
     def _drop_hash(self, slot: PageId) -> None:
         record = self._pages[slot]

@@ -105,28 +105,22 @@ class PullAccepted(_message.Message):
     def __init__(self, epoch: _Optional[str] = ..., endpoints: _Optional[_Iterable[bytes]] = ..., kv_form: _Optional[str] = ...) -> None: ...
 
 class PagesReady(_message.Message):
-    __slots__ = ("pages", "computed", "also_computed")
-    PAGES_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("blocks", "computed", "also_computed", "pages", "generations", "digests", "groups")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_FIELD_NUMBER: _ClassVar[int]
     ALSO_COMPUTED_FIELD_NUMBER: _ClassVar[int]
-    pages: _containers.RepeatedCompositeFieldContainer[ReadyPage]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    blocks: _containers.RepeatedScalarFieldContainer[int]
     computed: int
     also_computed: int
-    def __init__(self, pages: _Optional[_Iterable[_Union[ReadyPage, _Mapping]]] = ..., computed: _Optional[int] = ..., also_computed: _Optional[int] = ...) -> None: ...
-
-class ReadyPage(_message.Message):
-    __slots__ = ("block", "page", "generation", "digest", "group")
-    BLOCK_FIELD_NUMBER: _ClassVar[int]
-    PAGE_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    block: int
-    page: int
-    generation: int
-    digest: bytes
-    group: int
-    def __init__(self, block: _Optional[int] = ..., page: _Optional[int] = ..., generation: _Optional[int] = ..., digest: _Optional[bytes] = ..., group: _Optional[int] = ...) -> None: ...
+    pages: _containers.RepeatedScalarFieldContainer[int]
+    generations: _containers.RepeatedScalarFieldContainer[int]
+    digests: bytes
+    groups: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, blocks: _Optional[_Iterable[int]] = ..., computed: _Optional[int] = ..., also_computed: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., digests: _Optional[bytes] = ..., groups: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("seed", "max_tokens", "choice", "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "bias_tokens", "bias_values", "logprobs", "min_tokens", "ignore_eos", "stop_token_ids", "prompt_logprobs", "allowed_tokens", "logprob_token_ids", "grammar")

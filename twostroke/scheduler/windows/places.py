@@ -19,6 +19,8 @@ from twostroke.scheduler.windows.progress import held_of
 class WindowPlaces(FurtherPlaces):
     """Finds where a step's window parts lie."""
 
+    has_any = True
+
     def __init__(self, window: WindowShape) -> None:
         self._window = window
 

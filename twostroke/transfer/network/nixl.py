@@ -99,7 +99,7 @@ class NixlConnection(Connection):
         check_fields(fields, (str,))
         if fields[0]:
             raise TransferFailed(fields[0])
-        tally.copied_bytes += self._memory.layout.bytes_of(copy.local for copy in copies)
+        tally.copied_bytes += self._memory.layout.bytes_of([copy.local for copy in copies])
 
     def synchronize(self) -> None:
         """Waits for nothing: the owner answers after its last write, and otherwise `leave` closes the agent."""

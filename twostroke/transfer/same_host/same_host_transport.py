@@ -117,7 +117,7 @@ class SameHostPeer(CopyThreadPeer, abc.ABC):
                 reach(Point.TRANSPORT_ASKING)
                 copies = pull.copies[start : start + self.pages_per_copy]
                 self.copy(copies)
-                tally.copied_bytes += self.endpoint.layout.bytes_of(copy.remote for copy in copies)
+                tally.copied_bytes += self.endpoint.layout.bytes_of([copy.remote for copy in copies])
         except ServeError as error:
             return tally.result(ReadOutcome.FAILED, error.message)
         return tally.result(ReadOutcome.DONE)

@@ -19,6 +19,9 @@ from twostroke.transfer.same_host.same_host_transport import (
 )
 from twostroke.transfer.sockets.frames import Deadline
 
+SMALL_COPY_BYTES = 64 << 10
+"""Pages that are as large or larger are copied one by one, smaller ones together up to this size."""
+
 
 class ShmTransport(SameHostTransport["_ShmPeer", PageMemory]):
     name = "shm"
@@ -34,10 +37,9 @@ class ShmTransport(SameHostTransport["_ShmPeer", PageMemory]):
 
 
 class _ShmPeer(SameHostPeer):
-    pages_per_copy = 1
-
     def __init__(self, endpoint: PageEndpoint, identity: Identity, memory: PageMemory) -> None:
         self._local = memory
+        self.pages_per_copy = max(1, SMALL_COPY_BYTES // max(memory.layout.page_sizes))
         self._remote: PageMemory | None = None
         super().__init__(endpoint, identity)
 
@@ -51,11 +53,24 @@ class _ShmPeer(SameHostPeer):
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         assert self._remote is not None, "copied before the handshake"
+        if len(copies) > 1 and len(self._local.regions) == 1:
+            self._copy_rows(self._remote, copies)
+            return
         for copy in copies:
             page = PageId(copy.remote)
             refuse_changed(copy, self._remote.generation(page))
             np.copyto(self._local.page(copy.local), self._remote.page(page))
             refuse_changed(copy, self._remote.generation(page), after=True)
+
+    def _copy_rows(self, remote: PageMemory, copies: Sequence[PageCopy]) -> None:
+        """Copies small pages of one region at once: what Python does for each takes longer than its bytes."""
+        theirs, ours, wanted = (np.array(column, np.uint64) for column in zip(*copies, strict=True))
+        for is_after in (False, True):
+            generations = remote.generations[theirs]
+            for index in np.flatnonzero(generations != wanted).tolist():
+                refuse_changed(copies[index], generations.item(index), after=is_after)
+            if not is_after:
+                self._local.data[ours] = remote.data[theirs]
 
     def release(self) -> None:
         if self._remote is not None:

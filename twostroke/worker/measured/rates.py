@@ -6,21 +6,22 @@
 The six are estimated together, by a Kalman filter with a drifting state (Kalman 1960). On a busy worker nearly every
 step has streams and chunks of prompts, so each is seldom seen separately. Where all steps are alike, their length
 cannot be divided over the terms. The filter knows that, and its predictions for such steps are right all the same.
+Six by six numbers after every step are plain lists: numpy takes five times as long for so few.
 """
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Sequence
+from operator import mul
 
 from twostroke.scheduler.cost import MIN_PROMPT_TOKENS, Budget, StepCost, StepTerms
 
-SCALES = np.array((1.0, 16.0, 16384.0, 1.0, 256.0, 131072.0))
+SCALES = (1.0, 16.0, 16384.0, 1.0, 256.0, 131072.0)
 """Sizes of the six terms in a usual step: they bring the factors to one order of magnitude."""
-UNKNOWN = np.array((10.0, 10.0, 10.0, 1.0, 10.0, 3.0))
+UNKNOWN = (10.0, 10.0, 10.0, 1.0, 10.0, 3.0)
 """Prior error of each factor, in lengths of the first step that has its term. The time of a prompt depends mostly on
 its tokens."""
-OF_STREAMS, OF_PROMPTS = slice(0, 3), slice(3, 6)
+OF_STREAMS, OF_PROMPTS = range(3), range(3, 6)
 NOISE = 0.15
 """Share of a step's time that says nothing about the next one."""
 DRIFT = 0.04
@@ -36,15 +37,13 @@ TRUSTED_STEPS = 8
 REACH = 2
 """Steps are predicted for up to this many times the prompt tokens of any that was seen."""
 
-Floats = npt.NDArray[np.float64]
-
 
 class Rates:
     """Costs of recent steps; 0 while unknown."""
 
     def __init__(self) -> None:
-        self._factors: Floats = np.zeros(6)
-        self._covariance: Floats = np.zeros((6, 6))
+        self._factors = [0.0] * 6
+        self._covariance = [[0.0] * 6 for _ in range(6)]
         """Covariance of the factors' errors; zeros for terms that no step has had."""
         self._stream_steps = 0
         self._prompt_steps = 0
@@ -83,63 +82,79 @@ class Rates:
         self._fit(_scaled(terms), seconds, is_first_of)
         self._stream_steps += terms.streams > 0
         self._prompt_steps += terms.prompt_tokens > 0
-        self.cost = StepCost(**dict(zip(_COSTS, (self._nonnegative() / SCALES).tolist(), strict=True)))
+        step_s, stream_s, context_token_s, prompt_step_s, prompt_token_s, prompt_pair_s = [
+            factor / scale for factor, scale in zip(self._nonnegative(), SCALES, strict=True)
+        ]
+        self.cost = StepCost(step_s, stream_s, context_token_s, prompt_token_s, prompt_step_s, prompt_pair_s)
 
-    def _fit(self, x: Floats, seconds: float, is_first_of: tuple[bool | int, bool | int]) -> None:
-        factors, covariance = self._factors, self._covariance
+    def _fit(self, x: Sequence[float], seconds: float, is_first_of: tuple[bool | int, bool | int]) -> None:
         for group, is_first in zip((OF_STREAMS, OF_PROMPTS), is_first_of, strict=True):
             if is_first:
-                covariance[group, group] = np.diag((UNKNOWN[group] * seconds) ** 2)
-        predicted_s = float(x @ factors)
+                for term in group:
+                    self._covariance[term][group.start : group.stop] = [0.0] * len(group)
+                    self._covariance[term][term] = (UNKNOWN[term] * seconds) ** 2
+        predicted_s = _product(x, self._factors)
         if self._is_trusted(x) and predicted_s > 0:
             seconds = min(seconds, OUTLIER * predicted_s)
-        self._drift(x > 0, seconds)
-        spread = covariance @ x
-        gain = spread / (float(spread @ x) + (NOISE * seconds) ** 2 + 1e-18)
-        factors += gain * (seconds - predicted_s)
-        covariance -= np.outer(gain, spread)
+        self._drift([term for term, size in enumerate(x) if size > 0], seconds)
+        spread = [_product(row, x) for row in self._covariance]
+        noise = _product(spread, x) + (NOISE * seconds) ** 2 + 1e-18
+        gain = [each / noise for each in spread]
+        self._factors = [
+            factor + each * (seconds - predicted_s) for factor, each in zip(self._factors, gain, strict=True)
+        ]
+        self._covariance = _less_outer(self._covariance, gain, spread)
 
-    def _is_trusted(self, x: Floats) -> bool:
-        steps = (
-            self._stream_steps if x[OF_STREAMS].any() else None,
-            self._prompt_steps if x[OF_PROMPTS].any() else None,
-        )
-        return all(count is None or count >= TRUSTED_STEPS for count in steps)
+    def _is_trusted(self, x: Sequence[float]) -> bool:
+        if x[OF_STREAMS.start] and self._stream_steps < TRUSTED_STEPS:
+            return False
+        return not x[OF_PROMPTS.start] or self._prompt_steps >= TRUSTED_STEPS
 
-    def _drift(self, is_paid: npt.NDArray[np.bool_], seconds: float) -> None:
+    def _drift(self, paid: Sequence[int], seconds: float) -> None:
         """Lets the costs of the terms of this step drift, mostly together: a machine becomes slower or faster.
 
         Costs of other terms must not become uncertain, and neither must the division of steps that are all alike.
         Otherwise the next short tail would decide it.
         """
-        sizes = np.where(is_paid, np.maximum(np.abs(self._factors), LEAST * seconds), 0.0)
-        together = DRIFT * np.where(is_paid, self._factors, 0.0)
-        self._covariance += np.outer(together, together)
-        is_open = np.diag(self._covariance) < sizes**2
-        self._covariance[np.diag_indices(6)] += np.where(is_open, (APART * sizes) ** 2, 0.0)
+        for term in paid:
+            row, factor = self._covariance[term], self._factors[term]
+            for other in paid:
+                row[other] += DRIFT**2 * factor * self._factors[other]
+            size = max(abs(factor), LEAST * seconds)
+            if row[term] < size**2:
+                row[term] += (APART * size) ** 2
 
-    def _nonnegative(self) -> Floats:
+    def _nonnegative(self) -> list[float]:
         """Returns the factors, negative ones set to 0 and the others adjusted (projection; Simon & Chia 2002)."""
         factors, covariance = self._factors, self._covariance
         for _ in range(6):
-            worst = int(np.argmin(factors))
-            if factors[worst] >= 0 or covariance[worst, worst] <= 0:
+            least = min(factors)
+            worst = factors.index(least)
+            if least >= 0 or covariance[worst][worst] <= 0:
                 break
-            column = covariance[:, worst] / covariance[worst, worst]
-            factors = factors - column * factors[worst]
-            covariance = covariance - np.outer(column, covariance[worst])
+            column = [row[worst] / covariance[worst][worst] for row in covariance]
+            factors = [factor - each * least for factor, each in zip(factors, column, strict=True)]
+            covariance = _less_outer(covariance, column, covariance[worst])
             factors[worst] = 0.0
-        return np.maximum(factors, 0.0)
+        return [max(factor, 0.0) for factor in factors]
 
 
-_COSTS = ("step_s", "stream_s", "context_token_s", "prompt_step_s", "prompt_token_s", "prompt_pair_s")
+def _product(left: Sequence[float], right: Sequence[float]) -> float:
+    return float(sum(map(mul, left, right)))
 
 
-def _scaled(terms: StepTerms) -> Floats:
+def _less_outer(matrix: list[list[float]], column: Sequence[float], row: Sequence[float]) -> list[list[float]]:
+    """Returns the matrix less the outer product of two vectors."""
+    return [
+        [own - factor * each for own, each in zip(line, row, strict=True)] if factor else line
+        for line, factor in zip(matrix, column, strict=True)
+    ]
+
+
+def _scaled(terms: StepTerms) -> list[float]:
     has_streams, has_prompt = terms.streams > 0, terms.prompt_tokens > 0
     values = (
         has_streams, terms.streams, terms.context_tokens if has_streams else 0,
         has_prompt, terms.prompt_tokens, terms.prompt_pairs if has_prompt else 0.0,
     )  # fmt: skip
-    scaled: Floats = np.array(values, np.float64) / SCALES
-    return scaled
+    return [value / scale for value, scale in zip(values, SCALES, strict=True)]

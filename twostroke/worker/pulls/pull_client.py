@@ -7,9 +7,10 @@ transfer may still write to keep their writer until the transport has fenced the
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc.aio
@@ -24,7 +25,7 @@ from twostroke.base.errors import (
     TransferFailed,
 )
 from twostroke.base.fault_points import Point, reach
-from twostroke.base.ids import Epoch, PageId, SessionId, WorkerId
+from twostroke.base.ids import Epoch, SessionId, WorkerId
 from twostroke.kv_cache.parts import GroupKind, Part
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.observability.bug_log import log_bug
@@ -41,19 +42,19 @@ from twostroke.transfer.base import (
     ReadOutcome,
     TransferResult,
     fence_for_good,
+    page_copies,
 )
 from twostroke.transfer.registry import better_transports, leading_to
 from twostroke.worker.measured.link_rates import LinkRates
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.pull_ends import DirectLanding, Landing, LandingInOtherForm
+from twostroke.worker.pulls.announced import AnnouncedPages, announced_pages
 from twostroke.worker.pulls.pull_call import pull_responses
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.supply.open_pull import OpenPull
 from twostroke.worker.supply.pull_spec import PullReport, PullSpec
 
 log = logging.getLogger(__name__)
-
-_GROUPS = tuple(GroupKind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,30 +276,23 @@ class PullClient:
     async def _take(self, session: _Session, connection: _Connection, ready: worker_pb2.PagesReady) -> None:
         """Brings the announced pages here, batch by batch."""
         reach(Point.PULL_ANNOUNCED)
-        announced = _announced(ready, session.pull.remaining)
+        announced = announced_pages(ready, session.pull.remaining, session.pull.source)
         report, most = session.report, connection.landing.batch_pages
         report.also_computed = min(ready.also_computed, len(session.spec.block_hashes))
         pulled_before = report.pulled
         try:
-            for group in GroupKind:  # pages of a batch have one size
-                pages = [each for each in announced if each[0].group is group]
-                for first in range(0, len(pages), most):
-                    await self._take_batch(session, connection, pages[first : first + most])
+            for pages in announced:  # pages of a batch have one size
+                for first in range(0, len(pages.parts), most):
+                    await self._take_batch(session, connection, pages.of(first, first + most))
         finally:
             report.computed += min(ready.computed, report.pulled - pulled_before)
 
-    async def _take_batch(self, session: _Session, connection: _Connection, announced: Sequence[_Announced]) -> None:
+    async def _take_batch(self, session: _Session, connection: _Connection, announced: AnnouncedPages) -> None:
         """Copies pages, converts those of another form, verifies the copies, and commits those that are right."""
-        pages, landing, report = (
-            [session.pull.remaining[part] for part, _ in announced],
-            connection.landing,
-            session.report,
-        )
+        pages = list(map(session.pull.remaining.__getitem__, announced.parts))
+        landing, report = connection.landing, session.report
         async with landing.places(pages) as places:
-            copies = [
-                PageCopy(PageId(ready.page), place, ready.generation)
-                for (_, ready), place in zip(announced, places, strict=True)
-            ]
+            copies = page_copies(announced.remote, places, announced.generations)
             started_s = _now_s()
             result = await self._copy(connection, copies)
             reach(Point.PULL_COPIED)
@@ -308,8 +302,7 @@ class PullClient:
             landed = await landing.land(places, pages)
             report.converted += landed.converted
         try:
-            for (part, ready), arrived in zip(announced, landed.digests, strict=True):
-                self._commit(session, part, ready, arrived)
+            self._commit(session, announced, landed.digests)
             reach(Point.PULL_COMMITTED)
             now_s = _now_s()
             link_s = now_s - started_s - landed.converted_s
@@ -332,28 +325,42 @@ class PullClient:
             raise TransferFailed(f"{result.outcome.value}: {result.reason}")
         return result
 
-    def _is_intact(self, announced: worker_pb2.ReadyPage, arrived: bytes) -> bool:
-        return arrived == announced.digest
+    def _intact(self, announced: Sequence[bytes], arrived: Sequence[bytes]) -> int:
+        """Returns how many pages have the announced digests, up to the first one that has not."""
+        if announced == arrived:
+            return len(announced)
+        return next(index for index, pair in enumerate(zip(announced, arrived, strict=True)) if len(set(pair)) > 1)
 
-    def _commit(self, session: _Session, part: Part, announced: worker_pb2.ReadyPage, arrived: bytes) -> None:
-        spec, report = session.spec, session.report
-        if not self._is_intact(announced, arrived):
+    def _commit(self, session: _Session, announced: AnnouncedPages, arrived: Sequence[bytes]) -> None:
+        """Fills the pages of one group that are right. Raises TransferFailed where one is not."""
+        intact = self._intact(announced.digests, arrived)
+        self._fill(session, announced.parts[:intact])
+        if intact < len(announced.parts):
+            block = announced.parts[intact].block
             self._metrics.digest_mismatches.inc()
-            log.warning("digest mismatch request=%s block=%d", spec.request_id, part.block)
-            raise TransferFailed(f"block {part.block} arrived damaged")
-        page = session.pull.came(part)
-        group = self._pool.group_of(page)
-        if not group.is_arriving(page):  # no sequence waits for it any more
-            group.clear_writer(page)
+            log.warning("digest mismatch request=%s block=%d", session.spec.request_id, block)
+            raise TransferFailed(f"block {block} arrived damaged")
+
+    def _fill(self, session: _Session, parts: Sequence[Part]) -> None:
+        spec, report, pages = session.spec, session.report, session.pull.came(parts)
+        if not pages:
             return
-        group.fill(page)
+        group = self._pool.group_of(pages[0])
+        wanted = list(map(group.is_arriving, pages))
+        if not all(wanted):
+            for page, is_wanted in zip(pages, wanted, strict=True):
+                if not is_wanted:  # no sequence waits for it any more
+                    group.clear_writer(page)
+            parts, pages = list(itertools.compress(parts, wanted)), list(itertools.compress(pages, wanted))
+        group.fill_all(pages)
         report.last_page_s = time.time()
         report.first_page_s = report.first_page_s or report.last_page_s
-        if part.group is not GroupKind.FULL and Part(part.block, GroupKind.FULL) in spec.parts:
-            return  # the page in the first group counts
-        report.pulled += 1
+        if parts and parts[0].group is not GroupKind.FULL:  # where it comes too, the page in the first group counts
+            parts = [part for part in parts if Part(part.block, GroupKind.FULL) not in spec.parts]
+        report.pulled += len(parts)
         if spec.arrived is not None:
-            spec.arrived(part.block)
+            for part in parts:
+                spec.arrived(part.block)
 
     async def _channel(self, source: worker_pb2.PageSource) -> PeerChannel:
         """Returns the channel to the given epoch of the source; a later epoch replaces an earlier one."""
@@ -369,16 +376,6 @@ class PullClient:
         if known is not None:
             await known.close()
         return opened
-
-
-_Announced = tuple[Part, worker_pb2.ReadyPage]
-
-
-def _announced(ready: worker_pb2.PagesReady, remaining: Container[Part]) -> list[_Announced]:
-    """Returns the announced parts that have not come yet."""
-    pages = [page for page in ready.pages if page.group < len(_GROUPS)]
-    parts = [Part(page.block, _GROUPS[page.group]) for page in pages]
-    return [(part, page) for part, page in zip(parts, pages, strict=True) if part in remaining]
 
 
 def _now_s() -> float:

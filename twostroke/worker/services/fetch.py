@@ -93,7 +93,7 @@ class _Change:
     def __init__(self) -> None:
         self._came = asyncio.Event()
 
-    def page_changed(self, part: Part) -> None:
+    def pages_changed(self, parts: Sequence[Part]) -> None:
         self._came.set()
 
     async def of(self, pool: BlockPool, page: PageId, part: Part) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -18,7 +19,7 @@ from twostroke.base.errors import FingerprintMismatch, InvalidRequest, TransferF
 from twostroke.base.fault_points import Point, reach
 from twostroke.base.ids import BlockHash, PageId, RequestId
 from twostroke.kv_cache.groups.group_view import GroupView
-from twostroke.kv_cache.parts import GroupKind, Part, blocks_of
+from twostroke.kv_cache.parts import GroupKind, Part, blocks_of, parts_from
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import WeightsRef
 from twostroke.rpc.convert import hashes_from_bytes, weights_from_message
@@ -26,16 +27,14 @@ from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.tracing.span import TraceContext
 from twostroke.worker.branches import LowerPages
+from twostroke.worker.condition import MANY_BYTES, Gathering
 from twostroke.worker.host import WorkerHost
 from twostroke.worker.pull_ends import OwnPages, ServedPages
+from twostroke.worker.pulls.announced import announcement
 from twostroke.worker.services.fetch import BlockFetcher
 from twostroke.worker.services.ready_parts import ReadyParts
 
 Message = TypeVar("Message")
-
-GATHER_S = 0.005
-"""Least time between two announcements of a pull, but for the last one: steps of some models are shorter, and each
-message costs as much as some hundred pages."""
 
 _ALIVE = worker_pb2.PullResponse(alive=worker_pb2.PullAlive())
 
@@ -97,6 +96,8 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         self._block_size = host.facts.block_size
         self._own = OwnPages(host.facts.kv_form, host.memory, host.digests, host.endpoints)
         self._converted = host.branches.served
+        self._enough = max(1, MANY_BYTES // host.memory.page_bytes)
+        """Pages that are announced without waiting for more."""
         self._heartbeat_s = host.config.patience.heartbeat_s
         self.open = 0
         """Pulls being served."""
@@ -163,7 +164,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
             raise InvalidRequest(
                 f"block {blocks - 1} is wanted, but there are only {len(hashes)} block hashes", field="wanted"
             )
-        tokens = list(request.tokens[: blocks * self._block_size])
+        tokens = request.tokens[: blocks * self._block_size]
         if len(tokens) < blocks * self._block_size and not request.cached_only:
             raise InvalidRequest(f"{len(tokens)} tokens do not fill {blocks} blocks", field="tokens")
         trace = TraceContext.parse(request.traceparent)
@@ -179,10 +180,10 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         for wanted in request.wanted:
             if wanted.group >= len(self._pool.groups):
                 raise InvalidRequest(f"this model has no page group {wanted.group}", field="wanted")
-            blocks, group = list(wanted.blocks), GroupKind(wanted.group)
+            blocks, group = wanted.blocks[:], GroupKind(wanted.group)
             if not are_ascending or blocks != sorted(set(blocks)):
                 raise InvalidRequest("wanted must be ascending block indices of ascending page groups", field="wanted")
-            parts += [Part(block, group) for block in blocks]
+            parts += parts_from(blocks, itertools.repeat(group))
         if not parts:
             raise InvalidRequest("wanted must be ascending block indices, and names none", field="wanted")
         return parts if len(groups) == 1 else sorted(parts)
@@ -190,18 +191,17 @@ class PagesService(worker_pb2_grpc.PagesServicer):
     async def _announce(self, job: PageJob, served: ServedPages) -> AsyncGenerator[worker_pb2.PagesReady, None]:
         told: set[int] = set()
         """Blocks of which a part was announced."""
-        loop, next_s = asyncio.get_running_loop(), 0.0
+        gathering = Gathering()
         while not job.parts.is_empty:
             await job.parts.wait()
-            early_s = next_s - loop.time()
-            if early_s > 0:
-                await job.parts.gather(early_s)
-            next_s = loop.time() + GATHER_S
+            if gathering.left_s:
+                await job.parts.gather(gathering.left_s, self._enough)
+            gathering.sent()
             ready, failure = job.parts.take()
             if ready:
                 is_last = job.parts.is_empty
                 message = await self._message(ready, served)
-                new = {block for block, _ in ready} - told
+                new = {part.block for part in ready} - told
                 told |= new
                 message.computed = job.computed_of(new)
                 message.also_computed = job.computed_besides(told) if is_last else 0
@@ -217,13 +217,9 @@ class PagesService(worker_pb2_grpc.PagesServicer):
     async def _message(self, ready: dict[Part, PageId], served: ServedPages) -> worker_pb2.PagesReady:
         """Returns the message of parts that can be read."""
         known = await served.of(list(ready.values()))
-        pages = [
-            worker_pb2.ReadyPage(block=block, page=page, generation=generation, digest=digest, group=group)
-            for ((block, group), page), (generation, digest) in zip(ready.items(), known, strict=True)
-        ]
         reach(Point.PAGES_ANNOUNCING)
-        self._metrics.served_pages.inc(len(pages))
-        return worker_pb2.PagesReady(pages=pages)
+        self._metrics.served_pages.inc(len(ready))
+        return announcement(ready, known)
 
 
 async def with_heartbeats(

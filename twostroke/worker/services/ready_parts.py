@@ -1,6 +1,6 @@
 """The wanted parts of a pull that is served: which of them can be read now, and which are still to come.
 
-Nothing here grows with the steps that a pull waits: whoever fills a page tells those that wait for it, and only parts
+Nothing here grows with the steps that a pull waits: whoever fills pages tells those that wait for them, and only parts
 with a change are looked at again.
 """
 
@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Sequence
 
 from twostroke.base.errors import TransferFailed
 from twostroke.base.ids import PageId
 from twostroke.kv_cache.groups.group_view import GroupView
-from twostroke.kv_cache.parts import Part
+from twostroke.kv_cache.parts import GroupKind, Part
 
 
 class ReadyParts:
     """One owner, one thread: the event loop."""
 
-    def __init__(self, pool: GroupView, wanted: Sequence[Part], page_of: Callable[[Part], PageId | None]) -> None:
+    def __init__(
+        self,
+        pool: GroupView,
+        wanted: Sequence[Part],
+        page_of: Callable[[Part], PageId | None],
+    ) -> None:
         """`page_of` returns the page of a part, filled or arriving; None while that is not known.
 
         It raises TransferFailed for a part that will never be readable.
@@ -28,13 +34,15 @@ class ReadyParts:
         self._page_of = page_of
         self._pending = dict.fromkeys(wanted)
         """Parts that have not been taken, in order."""
-        self._changed: set[Part] = set()
+        self._changed: dict[Part, None] = {}
         """Parts to look at."""
-        self._awaited: set[PageId] = set()
-        """Pages that may tell of their change."""
+        self._awaited: dict[Part, PageId] = {}
+        """Parts whose pages may tell of their change, or have told."""
         self._has_changed = asyncio.Event()
-        self._has_all = asyncio.Event()
-        """Set when every part that is left may have come."""
+        self._enough = sys.maxsize
+        """How many parts are worth to be taken at once."""
+        self._has_enough = asyncio.Event()
+        """Set when so many parts may have come, or all that are left."""
         self.tell: Callable[[], None] | None = None
         """Called when there is something to look at again; for an owner without tasks."""
 
@@ -45,61 +53,79 @@ class ReadyParts:
 
     def change(self, parts: Iterable[Part] | None = None) -> None:
         """Notes that the owner's answer for these parts has changed; None: for all."""
-        self._changed.update(self._pending if parts is None else parts)
+        for part in self._pending if parts is None else parts:
+            self._changed[part] = None
+            page = self._awaited.pop(part, None)
+            if page is not None:
+                self._pool.stop_waiting(page, self)
         self._tell()
 
-    def page_changed(self, part: Part) -> None:
-        self._changed.add(part)
+    def pages_changed(self, parts: Sequence[Part]) -> None:
+        self._changed.update(dict.fromkeys(parts))
         self._tell()
 
     async def wait(self) -> None:
         """Waits until there is something to look at."""
         await self._has_changed.wait()
 
-    async def gather(self, seconds: float) -> None:
-        """Waits for so long, or until there is no part left that may come meanwhile."""
+    async def gather(self, seconds: float, enough: int) -> None:
+        """Waits for so long, or until `enough` parts may have come, or there is none left that may come meanwhile."""
+        self._enough = enough
+        self._see_whether_enough()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._has_all.wait()
+                await self._has_enough.wait()
 
     def take(self) -> tuple[dict[Part, PageId], TransferFailed | None]:
         """Returns the parts that have become readable, and the error of the next one if all before it are taken.
 
         Parts behind one that will never be readable stay.
         """
-        ready: dict[Part, PageId] = {}
-        looked, self._changed = sorted(self._changed), set()
+        looked = sorted(self._changed)
+        self._changed = {}
         self._has_changed.clear()
-        self._has_all.clear()
-        pool, pending = self._pool, self._pending
-        for index, part in enumerate(looked):
+        self._has_enough.clear()
+        pages, failed = self._pages_of(looked)
+        ready, awaited = self._pool.filled_or_awaited(pages, self)
+        for part in ready:
+            del self._pending[part]
+            self._awaited.pop(part, None)
+        for part in awaited:
+            self._awaited[part] = pages[part]
+        if failed is None or failed[0] != next(iter(self._pending)):
+            return ready, None
+        return ready, failed[1]
+
+    def _pages_of(self, parts: Sequence[Part]) -> tuple[dict[Part, PageId], tuple[Part, TransferFailed] | None]:
+        """Returns the pages of those parts that are pending, up to one that will never be readable, and its error."""
+        pool, pending, awaited, pages = self._pool, self._pending, self._awaited, dict[Part, PageId]()
+        for index, part in enumerate(parts):
             if part not in pending:
                 continue
-            try:
-                page = self._page_of(part)
-            except TransferFailed as error:
-                self._changed.update(looked[index:])
-                return ready, error if part == next(iter(pending)) else None
-            if page is None:
-                continue
-            if pool.is_filled(page):
-                ready[part] = page
-                del pending[part]
-                self._awaited.discard(page)
-            elif pool.is_arriving(page):
-                pool.wait_for(page, self, part)
-                self._awaited.add(page)
-        return ready, None
+            page = awaited.get(part)
+            # The owner says so where a part of the first group gets another page. Other pages it may have let go.
+            if page is None or part.group is not GroupKind.FULL or not pool.is_filled(page):
+                try:
+                    page = self._page_of(part)
+                except TransferFailed as error:
+                    self._changed.update(dict.fromkeys(parts[index:]))
+                    return pages, (part, error)
+            if page is not None:
+                pages[part] = page
+        return pages, None
 
     def _tell(self) -> None:
         if self.tell is not None and not self._has_changed.is_set():
             self.tell()
         self._has_changed.set()
-        if len(self._changed) >= len(self._pending):
-            self._has_all.set()
+        self._see_whether_enough()
+
+    def _see_whether_enough(self) -> None:
+        if len(self._changed) >= min(len(self._pending), self._enough):
+            self._has_enough.set()
 
     def close(self) -> None:
         """Waits for nothing any more, also where the owner has released its pages already."""
-        for page in self._awaited:
+        for page in self._awaited.values():
             self._pool.stop_waiting(page, self)
-        self._pending, self._changed, self._awaited = {}, set(), set()
+        self._pending, self._changed, self._awaited = {}, {}, {}

@@ -12,6 +12,7 @@ import functools
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 
 from twostroke.base.errors import EngineLost
 from twostroke.base.fault_points import Point, reach
@@ -83,13 +84,18 @@ class StreamSteps:
         self._tokens *= kept
         self._between_s = kept * self._between_s + self._since_s
         self._since_s = 0.0
-        streams = {chunk.sequence for chunk in chunks}
-        self.became_known(emission for emission in emissions if emission.sequence in streams)
+        if len(chunks) < len(step.chunks):
+            streams = {chunk.sequence for chunk in chunks}
+            emissions = [emission for emission in emissions if emission.sequence in streams]
+        self.became_known(emissions)
 
-    def became_known(self, emissions: Iterable[Emission]) -> None:
+    def became_known(self, emissions: Sequence[Emission]) -> None:
         """Counts tokens of streams that have become known, some of them later than their step ended."""
-        counts = Counter(emission.sequence for emission in emissions)
-        self._tokens += sum(min(count, MOST_TOKENS) for count in counts.values())
+        counts = Counter(map(itemgetter(0), emissions))
+        if len(counts) == len(emissions):
+            self._tokens += len(emissions)
+        else:
+            self._tokens += sum(min(count, MOST_TOKENS) for count in counts.values())
 
 
 class WorkLoop:
@@ -167,8 +173,9 @@ class WorkLoop:
                 self._admit(role, prefetch)
                 role.planning()
                 late = self._scheduler.take_late()
-                self.stream_steps.became_known(late)
-                emissions += late
+                if late:
+                    self.stream_steps.became_known(late)
+                    emissions += late
             pause_s = self._sharing.pause_s(asyncio.get_running_loop().time() - self._began_s)
             if pause_s > 0:
                 self._send(emissions, role)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from twostroke.base.ids import PageId
 from twostroke.kv_cache.parts import GroupKind, Part
@@ -63,9 +64,11 @@ class OpenPull:
             return True
         return any(pool.is_wanted(page) for page in self.remaining.values())
 
-    def came(self, part: Part) -> PageId:
-        """Notes that a part has come; returns its page."""
-        left = self._parts_left.pop(part.block) - 1
-        if left:
-            self._parts_left[part.block] = left
-        return self.remaining.pop(part)
+    def came(self, parts: Sequence[Part]) -> list[PageId]:
+        """Notes that parts have come; returns their pages."""
+        left = self._parts_left
+        for block, _ in parts:
+            others = left.pop(block) - 1
+            if others:
+                left[block] = others
+        return list(map(self.remaining.pop, parts))

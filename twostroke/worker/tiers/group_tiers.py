@@ -70,16 +70,20 @@ class _Listener:
     """Passes changes of the blocks of one group to its tiers."""
 
     def __init__(self, own: PageTiers, tiers: GroupTiers) -> None:
-        self.stored = own.offload.saw
+        self._saw = own.offload.saw
         self.evicting = own.offload.evicting
         self._tiers = tiers
 
-    def removed(self, block_hash: BlockHash) -> None:
+    def stored(self, block_hashes: Sequence[BlockHash]) -> None:
+        for block_hash in block_hashes:
+            self._saw(block_hash)
+
+    def removed(self, block_hashes: Sequence[BlockHash]) -> None:
         """Does nothing: what left the pool may lie on a tier."""
 
     def forgotten(self, block_hash: BlockHash) -> None:
         for tiers in self._tiers.groups:
             tiers.forgotten(block_hash)
 
-    def new_writer(self, page: PageId) -> None:
+    def new_writers(self, pages: Sequence[PageId]) -> None:
         """Does nothing: tiers have pages of their own."""

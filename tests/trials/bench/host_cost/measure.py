@@ -67,7 +67,7 @@ async def measure(options: HostCostOptions, number: int) -> HostCost:
         decode=1,
         model=model,
         cache=CacheConfig(kv_cache_memory_bytes=pages * PAGE_BYTES),
-        schedule=ScheduleConfig(max_num_seqs=number, max_waiting=2 * number),
+        schedule=ScheduleConfig(max_num_seqs=number, max_waiting=2 * number, speculate=options.speculate),
     ) as cluster:
         streams: Streams = (
             GrpcStreams(cluster.grpc) if options.protocol == "grpc" else HttpStreams(cluster.routers[0].http)

@@ -9,6 +9,7 @@ from cluster.flags.checks import file_can_be_made
 from tests.trials.bench.options import json_file
 from twostroke.base.errors import ConfigError
 from twostroke.config import flags
+from twostroke.config.schedule import SPECULATE_AUTO
 from twostroke.config.settings import Settings, group, setting
 
 
@@ -18,6 +19,7 @@ class HostCostOptions(Settings):
     step_ms: float = setting(50.0, above=0, help="time of a step, in which every stream gets one token")
     seconds: float = setting(10.0, above=0, help="time of each measurement")
     rounds: int = setting(1, least=1, help="measurements of each number of streams, of which the median counts")
+    speculate: str = setting(SPECULATE_AUTO, help="as --speculate of serve; off: nothing is proposed for any stream")
     json_path: str | None = json_file()
 
     def model_post_init(self, _context: Any) -> None:

@@ -268,7 +268,7 @@ def _leases(injection: Injection, module: ModuleType) -> None:
 
 
 def _digests(injection: Injection, module: ModuleType) -> None:
-    injection.guard(module.PullClient, "_is_intact", Guard.DIGESTS, lambda *_: True)
+    injection.guard(module.PullClient, "_intact", Guard.DIGESTS, lambda *digests: len(digests[-1]))
 
 
 def _attempts(injection: Injection, module: ModuleType) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hypothesis import settings
@@ -57,19 +58,20 @@ class Readable:
         self.blocks: set[BlockHash] = set()
         self.written: list[PageId] = []
 
-    def stored(self, block_hash: BlockHash) -> None:
-        assert block_hash not in self.blocks
-        self.blocks.add(block_hash)
+    def stored(self, block_hashes: Sequence[BlockHash]) -> None:
+        assert not self.blocks.intersection(block_hashes)
+        self.blocks.update(block_hashes)
 
-    def removed(self, block_hash: BlockHash) -> None:
-        self.blocks.remove(block_hash)
+    def removed(self, block_hashes: Sequence[BlockHash]) -> None:
+        assert self.blocks.issuperset(block_hashes)
+        self.blocks.difference_update(block_hashes)
 
     def evicting(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None: ...
 
     def forgotten(self, block_hash: BlockHash) -> None: ...
 
-    def new_writer(self, page: PageId) -> None:
-        self.written.append(page)
+    def new_writers(self, pages: Sequence[PageId]) -> None:
+        self.written += pages
 
 
 class WindowHistory(RuleBasedStateMachine):

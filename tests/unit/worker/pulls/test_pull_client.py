@@ -156,7 +156,7 @@ async def test_pages_travel_while_later_chunks_compute() -> None:
 async def test_a_transfer_that_fails_ends_in_local_computation(fault: Fault, transfer: int) -> None:
     schedule = ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=2 * BLOCK)
     plan = FaultPlan({transfer: fault})
-    slow = paced(prefill_tokens_per_s=4000)
+    slow = paced(prefill_tokens_per_s=1000)  # each step is announced alone
     async with (
         prefill(schedule=schedule, model=slow) as source,
         decode(plan=plan, pull_timeout_s=0.25) as target,

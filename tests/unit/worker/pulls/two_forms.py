@@ -64,7 +64,7 @@ def _pool(memory: PageMemory) -> BlockPool:
         removed=lambda _: None,
         evicting=lambda *_: None,
         forgotten=lambda _: None,
-        new_writer=memory.begin_new_generation,
+        new_writers=memory.begin_new_generations,
     )
     return BlockPool(memory.pages, cast(Any, listener))
 

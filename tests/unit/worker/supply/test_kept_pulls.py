@@ -123,7 +123,7 @@ class World:
     def arrive(self) -> None:
         if self.pulls:
             pull = self.random.choice(self.pulls)
-            page = pull.came(self.random.choice(list(pull.remaining)))
+            (page,) = pull.came([self.random.choice(list(pull.remaining))])
             if self.pool.is_arriving(page):
                 self.pool.fill(page)
             else:
@@ -208,18 +208,23 @@ def test_what_is_kept_of_pulls_is_what_a_look_at_all_blocks_says(seed: int) -> N
 # What it costs
 
 
+class Counting(list):  # type: ignore[type-arg]
+    """Records of pages that count how often one is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, page: object) -> object:
+        self.looks += 1
+        return list.__getitem__(self, page)  # type: ignore[index]
+
+
 def looks(open_pulls: int, blocks: int) -> int:
-    """Returns how often pages are asked for while the first block of one of so many pulls is computed and told."""
+    """Returns how many pages are looked at while the first block of one of so many pulls is computed and told."""
     pool, _ = pool_of(open_pulls * blocks)
-    asked: list[Part] = []
     served: list[tuple[ReadyParts, list[PageId]]] = []
 
     def job(pages: Sequence[PageId]) -> ReadyParts:
-        def page_of(part: Part) -> PageId:
-            asked.append(part)
-            return pages[part.block]
-
-        return ReadyParts(pool, parts_of(range(blocks)), page_of)
+        return ReadyParts(pool, parts_of(range(blocks)), lambda part: pages[part.block])
 
     for number in range(open_pulls):
         claim = pool.claim(block_hashes_of([number] * blocks * BLOCK, BLOCK), ROOT, 0)
@@ -227,15 +232,15 @@ def looks(open_pulls: int, blocks: int) -> int:
         served.append((job(claim.pages), claim.pages))
         served[-1][0].change()
         assert served[-1][0].take() == ({}, None)
-    asked.clear()
+    pool._pages = records = Counting(pool._pages)
     pool.fill(served[0][1][0])
     told = [taken for parts, _ in served if (taken := parts.take()[0])]
     assert told == [{Part(0, GroupKind.FULL): served[0][1][0]}]
-    return len(asked)
+    return records.looks
 
 
-def test_a_filled_block_costs_one_look_however_many_blocks_and_pulls_are_open() -> None:
-    assert looks(1, 4) == looks(1, 400) == looks(50, 40) == 1
+def test_a_filled_block_costs_as_many_looks_however_many_blocks_and_pulls_are_open() -> None:
+    assert looks(1, 4) == looks(1, 400) == looks(50, 40)
 
 
 def questions(blocks: int) -> int:
@@ -248,18 +253,10 @@ def questions(blocks: int) -> int:
     for page in claim.pages:
         pool.assign_writer(page, spec.session)
     pull = OpenPull(spec, pool, 0.0)
-    pool.fill(pull.came(Part(blocks - 1, GroupKind.FULL)))
-    records = pool._pages
-    counted: list[int] = []
-
-    class Counting(list):  # type: ignore[type-arg]
-        def __getitem__(self, page: object) -> object:
-            counted.append(1)
-            return list.__getitem__(self, page)  # type: ignore[index]
-
-    pool._pages = Counting(records)
+    pool.fill_all(pull.came([Part(blocks - 1, GroupKind.FULL)]))
+    pool._pages = records = Counting(pool._pages)
     assert (pull.missing_blocks, pull.first_missing, pull.is_computable, pull.is_wanted) == (blocks - 1, 0, True, True)
-    return len(counted)
+    return records.looks
 
 
 def test_the_state_of_a_pull_costs_the_same_however_long_its_prompt_is() -> None:
@@ -280,3 +277,30 @@ def test_two_pulls_of_the_same_blocks_are_both_told_and_one_that_hung_up_is_not(
     jobs[1].close()
     pool.fill(page)
     assert told == [0, 2]
+
+
+class Waiter:
+    """Counts how often it is told, and of what."""
+
+    def __init__(self) -> None:
+        self.told: list[list[Part]] = []
+
+    def pages_changed(self, parts: Sequence[Part]) -> None:
+        self.told.append(list(parts))
+
+
+@pytest.mark.parametrize("blocks", [1, 400])
+def test_pages_that_are_filled_together_are_told_once_to_each_who_waits_and_once_to_the_listener(blocks: int) -> None:
+    pool, witness = pool_of(blocks)
+    hashes = block_hashes_of([1] * blocks * BLOCK, BLOCK)
+    claim = pool.claim(hashes, ROOT, 0)
+    assert claim is not None
+    pages, waiters = dict(zip(parts_of(range(blocks)), claim.pages, strict=True)), [Waiter(), Waiter()]
+    for waiter in waiters:
+        assert pool.filled_or_awaited(pages, waiter) == ({}, list(pages))
+    calls = []
+    witness.stored = calls.append  # type: ignore[method-assign]
+    pool.fill_all(claim.pages)
+    assert calls == [hashes]
+    assert [waiter.told for waiter in waiters] == [[list(pages)]] * 2
+    pool.check_integrity()

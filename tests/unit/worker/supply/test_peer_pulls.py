@@ -7,6 +7,7 @@ import contextlib
 
 import pytest
 
+from tests.ready_pages import pages_in
 from tests.trials.chaos.injection.fake_transport import Delay, FaultPlan
 from tests.unit.worker.callers import Puller, router_to
 from tests.unit.worker.pulls.peers import (
@@ -81,7 +82,7 @@ async def test_what_a_peer_sent_is_announced_before_the_rest_is_computed() -> No
         await warm(peer, PROMPT[: HELD * BLOCK])
         call = puller.pull(PROMPT[: BLOCKS * BLOCK], peer=peer.source, peer_blocks=HELD)
         first = await puller.pages(call, HELD)
-        assert [page.block for message in first for page in message.pages] == list(range(HELD))
+        assert [page.block for page in pages_in(first)] == list(range(HELD))
         assert sum(message.computed for message in first) == 0
         assert computed(source) <= BLOCK
         rest = await puller.pages(call, BLOCKS - HELD)
@@ -215,7 +216,7 @@ async def test_what_is_resident_is_served_by_both_roles_and_pinned_while_the_cal
         before = computed(worker)
         call = puller.pull(PROMPT[: BLOCKS * BLOCK], wanted=[3, 4, 7], cached_only=True)
         messages = await puller.pages(call, 3)
-        assert [page.block for message in messages for page in message.pages] == [3, 4, 7]
+        assert [page.block for page in pages_in(messages)] == [3, 4, 7]
         assert sum(message.computed for message in messages) == 0
         assert worker.host.pool.count(PageState.ACTIVE) == 3
         assert computed(worker) == before

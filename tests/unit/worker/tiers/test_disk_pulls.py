@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ready_pages import pages_in
 from tests.unit.worker.callers import Puller, router_to
 from tests.unit.worker.rig import BLOCK, Running, decode, eventually, prompt_of
 from tests.unit.worker.tiers.tiered import (
@@ -67,7 +68,7 @@ async def test_a_cached_only_pull_is_served_from_disk(tmp_path: Path, monkeypatc
         puller = Puller(holder.info)
         call = puller.pull(A[: BLOCKS * BLOCK], wanted, cached_only=True)
         ready = await puller.pages(call, len(wanted))
-        assert sorted(page.block for message in ready for page in message.pages) == wanted
+        assert sorted(page.block for page in pages_in(ready)) == wanted
         call.cancel()
         await puller.aclose()
         assert of_tier(holder, "loaded_pages_total") > 0

@@ -6,6 +6,7 @@ The live loads run on a simulated worker in virtual time: on a busy machine noth
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 
@@ -49,9 +50,9 @@ def asked_again(patch: pytest.MonkeyPatch, read_s: float = COMPUTE_S) -> Done:
                 done.computed_tokens += flight.steps * sum(each.end - each.start for each in flight.step.chunks)
             super().ran(flight)
 
-        def stored(self, block: BlockHash) -> None:
-            done.chain += [block] if self.queue.now_s < OTHER_S else []
-            super().stored(block)
+        def stored(self, blocks: Sequence[BlockHash]) -> None:
+            done.chain += blocks if self.queue.now_s < OTHER_S else []
+            super().stored(blocks)
 
     def came(tiers: SimulatedTiers, tier: Tier, block_hash: BlockHash) -> None:
         done.loaded.append(done.chain.index(block_hash))

@@ -275,15 +275,17 @@ class SimulatedHost:
 
     # What the pool tells
 
-    def stored(self, block: BlockHash) -> None:
-        self.log.stored(block)
-        if self.tiers is not None:
-            self.tiers.offload.saw(block)
+    def stored(self, blocks: Sequence[BlockHash]) -> None:
+        for block in blocks:
+            self.log.stored(block)
+            if self.tiers is not None:
+                self.tiers.offload.saw(block)
 
-    def removed(self, block: BlockHash) -> None:
-        self.use.evicted_pages += 1
-        self.converter.forget(block)
-        self.log.removed(block)
+    def removed(self, blocks: Sequence[BlockHash]) -> None:
+        self.use.evicted_pages += len(blocks)
+        for block in blocks:
+            self.converter.forget(block)
+            self.log.removed(block)
 
     def evicting(self, page: PageId, block: BlockHash, parent: BlockHash) -> None:
         if self.tiers is not None:
@@ -292,7 +294,7 @@ class SimulatedHost:
     def forgotten(self, block: BlockHash) -> None:
         """Does nothing: no simulated request ends in an error of the model, so no block is to be forgotten."""
 
-    def new_writer(self, page: PageId) -> None:
+    def new_writers(self, pages: Sequence[PageId]) -> None:
         """Does nothing. No page is ever read after it was reused, so there is no generation to count."""
 
     # What the loop tells

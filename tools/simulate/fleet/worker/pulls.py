@@ -288,7 +288,7 @@ class SimulatedPull:
         if self._is_over or host.is_dead:
             return
         for block, was_computed in blocks:
-            page = self.state.came(Part(block, GroupKind.FULL))
+            (page,) = self.state.came([Part(block, GroupKind.FULL)])
             if not pool.is_arriving(page):  # nobody waits for it any more
                 pool.clear_writer(page)
                 continue

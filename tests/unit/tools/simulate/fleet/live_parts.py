@@ -23,7 +23,7 @@ from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.batching import BatchBuilder, StepBuilder
 from twostroke.scheduler.cost import Budget, StepTerms
 from twostroke.scheduler.step_target import StepTarget
-from twostroke.transfer.base import PageEndpoint, ReadOutcome, TransferResult
+from twostroke.transfer.base import DIGEST_BYTES, PageEndpoint, ReadOutcome, TransferResult
 from twostroke.worker.condition import Condition
 from twostroke.worker.measured.rates import Rates
 from twostroke.worker.pull_ends import DirectLanding
@@ -212,13 +212,20 @@ class Call:
 
 def _parts(response: worker_pb2.PullResponse) -> Iterator[worker_pb2.PullResponse]:
     """An announcement holds what one step of a page source computes, about."""
-    pages = list(response.ready.pages)
-    if len(pages) <= COPY_PAGES:
+    whole = response.ready
+    if len(whole.pages) <= COPY_PAGES:
         yield response
         return
-    computed = response.ready.computed
-    for at in range(0, len(pages), COPY_PAGES):
-        part = pages[at : at + COPY_PAGES]
-        ready = worker_pb2.PagesReady(pages=part, computed=min(computed, len(part)))
+    computed = whole.computed
+    for at in range(0, len(whole.pages), COPY_PAGES):
+        part = slice(at, at + COPY_PAGES)
+        ready = worker_pb2.PagesReady(
+            blocks=whole.blocks[part],
+            pages=whole.pages[part],
+            generations=whole.generations[part],
+            digests=whole.digests[at * DIGEST_BYTES : (at + COPY_PAGES) * DIGEST_BYTES],
+            groups=whole.groups[part],
+            computed=min(computed, len(whole.pages[part])),
+        )
         computed -= ready.computed
         yield worker_pb2.PullResponse(ready=ready)

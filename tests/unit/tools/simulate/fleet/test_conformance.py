@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -49,17 +50,19 @@ def played(of: Trace, shape: FleetShape, policy: str, parts: Parts, monkeypatch:
                 history[self.worker, "step"].append((flight.begun_s + flight.after(step + 1), chunks))
             super().ran(flight)
 
-        def stored(self, name: BlockHash) -> None:
-            note(self, "stored", name)
-            super().stored(name)
+        def stored(self, names: Sequence[BlockHash]) -> None:
+            for name in names:
+                note(self, "stored", name)
+            super().stored(names)
 
-        def removed(self, name: BlockHash) -> None:
-            note(self, "removed", name)
-            super().removed(name)
+        def removed(self, names: Sequence[BlockHash]) -> None:
+            for name in names:
+                note(self, "removed", name)
+            super().removed(names)
 
     with monkeypatch.context() as patch:
         patch.setattr("tools.simulate.fleet.worker.worker_lifecycle.SimulatedHost", Noted)
-        patch.setattr("twostroke.worker.services.pages_service.GATHER_S", 0.0)  # simulated pulls tell of every step
+        patch.setattr("twostroke.worker.condition.GATHER_S", 0.0)  # simulated pulls tell of every step
         setup = RoutingSetup(policy, lambda: policy_named(policy), holds=policy in RECONSIDERING)
         return history, simulate(of, shape, setup, parts=parts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence as ListOf
 
 import pytest
 
@@ -21,15 +22,15 @@ BLOCK = 4
 
 
 class Quiet:
-    def stored(self, name: BlockHash) -> None: ...
+    def stored(self, names: ListOf[BlockHash]) -> None: ...
 
-    def removed(self, name: BlockHash) -> None: ...
+    def removed(self, names: ListOf[BlockHash]) -> None: ...
 
     def evicting(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None: ...
 
     def forgotten(self, block_hash: BlockHash) -> None: ...
 
-    def new_writer(self, page: PageId) -> None: ...
+    def new_writers(self, pages: ListOf[PageId]) -> None: ...
 
 
 class Worker:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from twostroke.base.ids import PageId
@@ -90,8 +90,6 @@ class SequenceWork(NamedTuple):
     """Pairs of each of them and a token that it attends to."""
     streams: int = 0
     """Sequences with at most one token that is not computed."""
-    context_tokens: int = 0
-    """Tokens that those attend to."""
     stream_tokens: int = 0
     """Tokens of those that are not computed."""
     prompts: int = 0
@@ -103,19 +101,20 @@ class SequenceWork(NamedTuple):
             self.tokens + new.tokens - old.tokens,
             self.pairs + new.pairs - old.pairs,
             self.streams + new.streams - old.streams,
-            self.context_tokens + new.context_tokens - old.context_tokens,
             self.stream_tokens + new.stream_tokens - old.stream_tokens,
             self.prompts + new.prompts - old.prompts,
         )
 
 
 NO_WORK = SequenceWork()
+STREAM_WORK = SequenceWork(streams=1, stream_tokens=1)
+"""The work of a stream in every step but its first: it stays the same, only what it attends to grows."""
 
 
 class _Entry:
     """A running sequence, and the page that it waits for."""
 
-    __slots__ = ("need", "number", "page", "sequence", "touch", "work")
+    __slots__ = ("context_tokens", "need", "number", "page", "sequence", "touch", "work")
 
     def __init__(self, sequence: Sequence, number: int, touch: Callable[[_Entry], None]) -> None:
         self.sequence = sequence
@@ -125,10 +124,12 @@ class _Entry:
         self.need: StepNeed | None = None
         """None until it was looked at for the first time."""
         self.work = NO_WORK
+        self.context_tokens = 0
+        """Tokens that it attends to as a stream."""
         self.page: PageId | None = None
         """The page of its next block, while that is arriving."""
 
-    def page_changed(self, part: Part) -> None:
+    def pages_changed(self, parts: Collection[Part]) -> None:
         self.page = None
         self.touch(self)
 
@@ -151,6 +152,8 @@ class RunningSequences:
         self._unordered: set[StepNeed] = set()
         """Needs with sequences that came out of order."""
         self._work = NO_WORK
+        self.context_tokens = 0
+        """Tokens that streams attend to, as of the latest look."""
         self._admitted = 0
 
     def __len__(self) -> int:
@@ -176,7 +179,7 @@ class RunningSequences:
         self._touched.pop(entry, None)
         self._behind.pop(entry, None)
         self._wait(entry, None)
-        self._set_work(entry, NO_WORK)
+        self._set_work(entry, NO_WORK, 0)
         if entry.need is not None:
             del self._by_need[entry.need][sequence]
 
@@ -211,7 +214,8 @@ class RunningSequences:
 
     def _touch(self, entry: _Entry) -> None:
         self._touched[entry] = None
-        self._behind[entry] = None
+        if entry.need is not StepNeed.STREAM:  # its blocks get their hashes when they are computed
+            self._behind[entry] = None
 
     def _prompts(self) -> list[_Entry]:
         """Returns the entries that others' work may concern."""
@@ -226,8 +230,15 @@ class RunningSequences:
                 self._touched |= dict.fromkeys(self._prompts())
         if not self._touched:
             return
+        size = self._block_size
         for entry in self._touched:
-            self._look_at(entry)
+            sequence = entry.sequence
+            known, computed = len(sequence.known), sequence.computed
+            if entry.work is STREAM_WORK and known - computed == 1 and computed // size >= len(sequence.block_hashes):
+                self.context_tokens += known - entry.context_tokens
+                entry.context_tokens = known
+            else:
+                self._look_at(entry)
         self._touched.clear()
 
     def _look_at(self, entry: _Entry) -> None:
@@ -236,7 +247,8 @@ class RunningSequences:
         need = self._need_of(sequence, is_hashed=is_hashed)
         if need is not entry.need:
             self._move(entry, need)
-        self._set_work(entry, self._work_of(sequence))
+        work = self._work_of(sequence)
+        self._set_work(entry, work, len(sequence.known) if work.streams else 0)
         self._wait(entry, sequence.computed // size if is_hashed else None)
 
     def _need_of(self, sequence: Sequence, *, is_hashed: bool) -> StepNeed:
@@ -260,7 +272,9 @@ class RunningSequences:
         others[entry.sequence] = None
         entry.need = need
 
-    def _set_work(self, entry: _Entry, work: SequenceWork) -> None:
+    def _set_work(self, entry: _Entry, work: SequenceWork, context_tokens: int) -> None:
+        self.context_tokens += context_tokens - entry.context_tokens
+        entry.context_tokens = context_tokens
         if work != entry.work:
             self._work = self._work.changed(entry.work, work)
             entry.work = work
@@ -274,17 +288,17 @@ class RunningSequences:
             begun, tail = self._begun_tokens(sequence) + self._progress.again_tokens(sequence), known - hashed
         prompts = int(known <= sequence.prompt_tokens)
         if known - computed <= 1:
-            return SequenceWork(0, 0.0, 1, known, begun + tail, prompts)
+            work = SequenceWork(0, 0.0, 1, begun + tail, prompts)
+            return STREAM_WORK if work == STREAM_WORK and sequence.sampling is not None else work
         pairs = begun * (computed + begun / 2) + tail * (known - tail / 2)
         return SequenceWork(begun + tail, pairs, prompts=prompts)
 
     def _begun_tokens(self, sequence: Sequence) -> int:
         """Returns the uncomputed tokens of the blocks that a running sequence is writing."""
-        block_size = self._block_size
-        block = sequence.computed // block_size
-        while block < len(sequence.block_hashes) and self._pool.writer(sequence.pages[block]) == sequence.session:
-            block += 1
-        return max(0, block * block_size - sequence.computed)
+        size, computed = self._block_size, sequence.computed
+        first = computed // size
+        block = self._pool.end_of_written(sequence.pages, first, len(sequence.block_hashes), sequence.session)
+        return max(0, block * size - computed)
 
     def _wait(self, entry: _Entry, block: int | None) -> None:
         """Lets the page of this block, and no other, tell of its change."""
@@ -366,7 +380,7 @@ class SchedulerLoad:
         size, unwritten, running = self._block_size, self._pool.unwritten, self._running.work
         tokens = self._waiting.pending_tokens + unwritten.blocks * size + running.tokens
         pairs = self._waiting.pending_pairs + (unwritten.depths + unwritten.blocks / 2) * size**2 + running.pairs
-        return Queued(tokens, pairs, running.streams, running.context_tokens, running.stream_tokens)
+        return Queued(tokens, pairs, running.streams, self._running.context_tokens, running.stream_tokens)
 
     def _runnable(self) -> Iterator[Sequence]:
         """Yields the running sequences that may run next and are no streams."""
