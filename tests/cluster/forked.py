@@ -83,6 +83,8 @@ class _Server:
             )
         self.loads = False
         """Whether it loads modules before it forks."""
+        self.also: tuple[str, ...] = ()
+        """Modules that it loads beside those that are asked for."""
         self._socket = ours
         self._lock = threading.Lock()
 
@@ -105,11 +107,12 @@ def _server() -> _Server:
 
 
 @contextlib.contextmanager
-def preloading() -> Iterator[None]:
+def preloading(*also: str) -> Iterator[None]:
+    """`also`: modules beside those which all processes of a kind have."""
     server = _server()
-    server.loads = True
+    server.loads, server.also = True, also
     yield
-    server.loads = False
+    server.loads, server.also = False, ()
 
 
 async def fork(*command: str, loads: Sequence[str], stderr: IO[bytes]) -> ForkedProcess:
@@ -118,7 +121,7 @@ async def fork(*command: str, loads: Sequence[str], stderr: IO[bytes]) -> Forked
     their_stdin, our_stdin = os.pipe()
     our_stdout, their_stdout = os.pipe()
     our_end, their_end = os.pipe()
-    modules = loads if server.loads and command[:2] == (sys.executable, "-m") else ()
+    modules = (*loads, *server.also) if server.loads and command[:2] == (sys.executable, "-m") else ()
     asked = {"command": command, "modules": modules, "environment": dict(os.environ)}
     try:
         descriptors = (their_stdin, their_stdout, stderr.fileno(), their_end)
