@@ -54,7 +54,7 @@ class _SharedRun:
             files.setdefault(item.path, []).append(number)
         self._files = deque(files.values())
         """The numbers of their tests, file by file, for those that no process has been handed."""
-        self._running: dict[Connection, _Running] = {}
+        self._running: dict[Connection, _TestProcess] = {}
         self._number = 0
         """Processes forked so far."""
 
@@ -83,7 +83,7 @@ class _SharedRun:
                 connection.close()  # else its other end would not see that this process is all that is left
             _run_tests(self._session, theirs, self._number)
         theirs.close()
-        self._running[ours] = _Running(pid)
+        self._running[ours] = _TestProcess(pid)
 
     def _hear(self, connection: Connection) -> None:
         running = self._running[connection]
@@ -122,7 +122,7 @@ class _SharedRun:
             self._fork()
 
 
-class _Running:
+class _TestProcess:
     """A process that runs tests, as the one that collected knows it."""
 
     def __init__(self, pid: int) -> None:
