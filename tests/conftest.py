@@ -12,11 +12,10 @@ import httpx._transports.default
 import pytest
 
 from tests import durations
-from tests.prepare import fetched_model
 from tests.processor_time import FileTimes
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # before the first channel: tests that kill servers are noisy else
-# Before torch: the gate's processes share two cores, and threads of OpenMP wait for each other by spinning.
+# Before torch and numpy: the gate's processes share two cores, and threads of OpenMP wait for each other by spinning.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 with pytest.MonkeyPatch.context() as patch:
@@ -62,4 +61,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def smollm2_dir() -> Path:
     """The default model in float32, fetched into the user's cache if it is not there yet."""
+    from tests.prepare import fetched_model  # loads numpy, which begins threads where nothing forbids it
+
     return fetched_model()

@@ -12,12 +12,14 @@ import atexit
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import IO, Final
 
@@ -81,6 +83,8 @@ class _Server:
             )
         self.loads = False
         """Whether it loads modules before it forks."""
+        self.also: tuple[str, ...] = ()
+        """Modules that it loads beside those that are asked for."""
         self._socket = ours
         self._lock = threading.Lock()
 
@@ -103,11 +107,12 @@ def _server() -> _Server:
 
 
 @contextlib.contextmanager
-def preloading() -> Iterator[None]:
+def preloading(*also: str) -> Iterator[None]:
+    """`also`: modules beside those which all processes of a kind have."""
     server = _server()
-    server.loads = True
+    server.loads, server.also = True, also
     yield
-    server.loads = False
+    server.loads, server.also = False, ()
 
 
 async def fork(*command: str, loads: Sequence[str], stderr: IO[bytes]) -> ForkedProcess:
@@ -116,7 +121,7 @@ async def fork(*command: str, loads: Sequence[str], stderr: IO[bytes]) -> Forked
     their_stdin, our_stdin = os.pipe()
     our_stdout, their_stdout = os.pipe()
     our_end, their_end = os.pipe()
-    modules = loads if server.loads and command[:2] == (sys.executable, "-m") else ()
+    modules = (*loads, *server.also) if server.loads and command[:2] == (sys.executable, "-m") else ()
     asked = {"command": command, "modules": modules, "environment": dict(os.environ)}
     try:
         descriptors = (their_stdin, their_stdout, stderr.fileno(), their_end)
@@ -126,6 +131,32 @@ async def fork(*command: str, loads: Sequence[str], stderr: IO[bytes]) -> Forked
             os.close(descriptor)
     stdin = await _writer(os.fdopen(our_stdin, "wb", 0))
     return ForkedProcess(pid, stdin, os.fdopen(our_stdout, "rb", 0), os.fdopen(our_end, "rb", 0))
+
+
+def run(
+    *command: str, loads: Sequence[str], environment: Mapping[str, str], given: str, patience_s: float
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end, as `subprocess.run` does. `given` is its standard input."""
+    server = _server()
+    our_end, their_end = os.pipe()
+    modules = loads if server.loads else ()
+    asked = {"command": command, "modules": modules, "environment": dict(environment)}
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
+        stdin.write(given.encode())
+        stdin.seek(0)
+        with os.fdopen(our_end, "rb", 0) as end:
+            try:
+                descriptors = (stdin.fileno(), out.fileno(), error.fileno(), their_end)
+                pid = server.ask(json.dumps(asked).encode(), descriptors)
+            finally:
+                os.close(their_end)
+            if not select.select([end], [], [], patience_s)[0]:
+                os.kill(pid, signal.SIGKILL)
+                raise subprocess.TimeoutExpired(command, patience_s)
+            status = int(end.read())
+        out.seek(0)
+        error.seek(0)
+        return subprocess.CompletedProcess(command, status, out.read().decode(), error.read().decode())
 
 
 async def _read_into(reader: asyncio.StreamReader, pipe: IO[bytes]) -> asyncio.ReadTransport:

@@ -19,10 +19,15 @@ from pathlib import Path
 import psutil
 
 from tests import process_table
+from tests.cluster import forked
+from tools.cli import COMMANDS
 
 PATIENCE_S = 90.0
 CHECKOUT = Path(__file__).parents[2]
 TWOSTROKE = [sys.executable, "-m", "tools.cli"]
+WITHOUT_SERVER = ("serve", "up", "router", "model", "simulate", "bill", "bench")
+"""Commands that ask no running server for anything."""
+COMMAND_MODULES = tuple(command.module for name, command in COMMANDS.items() if name not in WITHOUT_SERVER)
 PACED = "paced:step_ms=1,max_model_len=2048"
 SMALL = ["--model", PACED, "--kv-cache-memory", "1M", "--served-model-name", "tiny"]
 ANY_PORT = ["--http-port", "0", "--grpc-port", "0"]
@@ -54,16 +59,21 @@ class Server:
         return found[1]
 
     def command(self, *arguments: str, patience_s: float = PATIENCE_S) -> str:
-        done = subprocess.run(
-            [*TWOSTROKE, *arguments],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=patience_s,
-        )
+        """Returns what a command prints, which has to succeed."""
+        done = self.run(*arguments, patience_s=patience_s)
         assert done.returncode == 0, done.stderr + self.printed
         return done.stdout
+
+    def run(self, *arguments: str, given: str = "", patience_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
+        """Runs a command of the user who has started it, in a process that has loaded its modules before."""
+        return forked.run(
+            *TWOSTROKE,
+            *arguments,
+            loads=COMMAND_MODULES,
+            environment=self.environment,
+            given=given,
+            patience_s=patience_s,
+        )
 
     def worker_pid(self, title: str) -> int:
         return int(next(process.pid for process in self.processes() if title in process_table.title_of(process)))

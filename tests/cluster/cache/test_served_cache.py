@@ -15,7 +15,6 @@ import json
 import math
 import os
 import signal
-import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ import psutil
 import pytest
 
 from cluster.clients.admin_access import TOKEN_FILE
-from tests.cluster.served import PATIENCE_S, TWOSTROKE, Server, starting, wait_until
+from tests.cluster.served import PATIENCE_S, Server, starting, wait_until
 from twostroke.rpc.proof import TOKEN_KEY
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc, pins_pb2, pins_pb2_grpc
 
@@ -58,18 +57,6 @@ def posted(server: Server, path: str, body: dict[str, Any]) -> tuple[int, dict[s
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
-
-
-def run(server: Server, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*TWOSTROKE, *arguments],
-        env=server.environment,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
 
 
 # Hints and exactness over HTTP: the value, and what the refusal says.
@@ -261,7 +248,7 @@ def test_the_command_says_what_is_wrong_in_one_line(server: Server, mistake: str
     arguments, stdin, expected = COMMAND[mistake]
     addresses = {"{http}": server.address("OpenAI HTTP").removesuffix("/v1"), "{grpc}": server.address("gRPC")}
     arguments, expected = ["pin", *(addresses.get(each, each) for each in arguments)], addresses.get(expected, expected)
-    done = run(server, *arguments, stdin=stdin)
+    done = server.run(*arguments, given=stdin)
     assert expected in done.stderr
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1, f"one line, got: {done.stderr}"

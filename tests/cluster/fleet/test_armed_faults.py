@@ -12,11 +12,13 @@ import pytest
 from tests.cluster.cache.test_index_equality import until_equal
 from tests.cluster.processes import PATIENCE_S, Client, running_cluster
 from tests.trials.chaos.injection.control import arm
-from twostroke.config import CacheConfig, ModelConfig
+from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
 from twostroke.rpc.v1 import control_pb2
 
 PACED = ModelConfig(model="paced:step_ms=4,prefill_tokens_per_s=50000,page_bytes=4096,max_model_len=2048")
 POOL = CacheConfig(kv_cache_memory_bytes=4 << 20)
+PULLING = ScheduleConfig(local_prefill=False)
+"""The prefill worker computes each prompt, and has events to lose, however busy the machine is."""
 PROMPT = [7] * 16 * 12 + [1, 2, 3]
 
 
@@ -35,7 +37,9 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def test_armed_faults_happen_and_streams_go_on_with_the_same_tokens(journal: Path) -> None:
-    async with running_cluster(prefill=1, decode=2, model=PACED, cache=POOL) as cluster:
+    async with running_cluster(
+        prefill=1, decode=2, model=PACED, cache=POOL, schedule=PULLING, policy="round-robin"
+    ) as cluster:
         client = Client(cluster.grpc)
         router = f"router-{cluster.grpc.rpartition(':')[2]}"
 

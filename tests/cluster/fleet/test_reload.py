@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import shutil
-import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from tests import process_table
 from tests.cluster.fleet.test_rolling import answer, clients
-from tests.cluster.served import PATIENCE_S, TWOSTROKE, Server, starting
+from tests.cluster.served import PATIENCE_S, Server, starting
 
 MODEL = "paced:step_ms=2,max_model_len=8192,weights={}"
 FLAGS = ("--served-model-name", "tiny", "--prefill", "1", "--decode", "2", "--kv-cache-memory", "8M")
@@ -73,10 +72,7 @@ async def end_of_long_stream(server: Server, *command: str) -> tuple[str, str | 
 
 
 def refused(server: Server, *arguments: str) -> str:
-    done = subprocess.run(
-        [*TWOSTROKE, *arguments], env=server.environment, capture_output=True, text=True, check=False,
-        timeout=PATIENCE_S,
-    )  # fmt: skip
+    done = server.run(*arguments)
     assert done.returncode != 0, done.stdout
     return done.stderr
 

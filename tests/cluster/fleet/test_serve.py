@@ -28,7 +28,6 @@ from tests.cluster.served import (
     CHECKOUT,
     PATIENCE_S,
     SMALL,
-    TWOSTROKE,
     Server,
     assert_all_ended,
     starting,
@@ -139,8 +138,7 @@ def test_the_doctor_finds_a_healthy_server_fine_through_both_doors(server: Serve
 
 
 def test_the_doctor_names_the_salt_that_keeps_two_chats_apart(server: Server) -> None:
-    asked = [*TWOSTROKE, "doctor", "--cache-salt", "alice", "--cache-salt", "bob"]
-    done = subprocess.run(asked, env=server.environment, capture_output=True, text=True, check=False, timeout=60)
+    done = server.run("doctor", "--cache-salt", "alice", "--cache-salt", "bob")
     assert done.returncode == 1, done.stderr
     assert "salt: cache_salt was 'alice' and then 'bob'" in done.stdout
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
+from tests import metrics_page
 from tests.cluster.processes import ProcessCluster
 from twostroke.config import SPECULATE_OFF
 
 T = TypeVar("T")
+DECODE_WORKERS = ("decode-0", "decode-1")
+IDLE_TIMES = 3
+"""How often a worker is asked in a row that has nothing to do: between two rounds it has something soon."""
 
 
 def undrafted(modes: Mapping[str, Mapping[str, object]]) -> dict[str, dict[str, object]]:
@@ -23,6 +28,33 @@ async def asked_until(is_over: asyncio.Event, ask: Callable[[], Awaitable[T]]) -
     while not is_over.is_set():
         rounds.append(await ask())
     return rounds
+
+
+async def asked_over_a_death(cluster: ProcessCluster, ask: Callable[[], Awaitable[T]]) -> list[T]:
+    """Asks several answers at once, again and again, while a decode worker is killed. Returns what each round said.
+
+    The router has to use the two workers by turns: a worker that stands still holds an answer of the round that is
+    under way or of the next one, and no later round begins before it is killed.
+    """
+    is_killed = asyncio.Event()
+    asked = asyncio.ensure_future(asked_until(is_killed, ask))
+    victim = await _busiest(cluster, set(DECODE_WORKERS), 1, asked)
+    (other,) = {*DECODE_WORKERS} - {victim}
+    cluster.workers[victim].process.send_signal(signal.SIGSTOP)
+    await _until_idle(cluster, other)
+    await cluster.kill(victim)
+    is_killed.set()
+    rounds = await asked
+    assert metrics_page.total(cluster.http, "twostroke_reopened_requests_total") > 0
+    return rounds
+
+
+async def _until_idle(cluster: ProcessCluster, worker: str) -> None:
+    idle = 0
+    while idle < IDLE_TIMES:
+        load = await cluster.load(worker)
+        idle = 0 if load.running or load.waiting else idle + 1
+        await asyncio.sleep(0.1)
 
 
 async def kill_the_busiest(cluster: ProcessCluster, workers: set[str], tokens: int, asked: asyncio.Future[Any]) -> str:

@@ -68,7 +68,7 @@ Asking = Callable[[ProcessCluster, Client], Awaitable[Answers]]
 class Outcome:
     first: Answers
     again: Answers
-    """The same, asked while a decode worker is killed."""
+    """The same, asked while a decode worker is killed, where one is."""
     drafted: Counter[str] = field(default_factory=Counter)
     kept: Counter[str] = field(default_factory=Counter)
     """Tokens by drafter, those of the killed worker up to its second asking."""
@@ -102,10 +102,14 @@ async def speculating(
         yield cluster
 
 
-async def outcome_of(cluster: ProcessCluster, asking: Asking) -> Outcome:
-    """Asks twice; the second time the busiest decode worker is killed meanwhile."""
+async def outcome_of(cluster: ProcessCluster, asking: Asking, *, kills: bool) -> Outcome:
+    """Asks once, or twice where it `kills`: the second time the busiest decode worker ends meanwhile."""
     client = Client(cluster.grpc)
     first = await asking(cluster, client)
+    if not kills:
+        await client.close()
+        drafted, kept = zip(*(counted(cluster, worker) for worker in WORKERS), strict=True)
+        return Outcome(first, first, sum(drafted, Counter()), sum(kept, Counter()))
     before = {worker: counted(cluster, worker) for worker in WORKERS}
     asked = asyncio.ensure_future(asking(cluster, client))
     living = {*WORKERS}

@@ -12,10 +12,9 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from tests import metrics_page
 from tests.cluster.processes import Client, ProcessCluster
 from tests.cluster.reference import Reference, continued, mismatches
-from tests.cluster.requests.deaths import asked_until, kill_the_busiest
+from tests.cluster.requests.deaths import asked_over_a_death
 from tests.cluster.requests.test_families import CHUNK, counted, serving
 from tests.lora import random_tensors, write_adapter
 from tests.merged import merged_model
@@ -67,12 +66,7 @@ async def test_answers_with_an_adapter_are_those_of_merged_weights_through_hits_
         assert counted(cluster, HITS) > hits
         assert await wrong(client, growing) == []
         assert counted(cluster, "twostroke_preemptions_total") > 0
-        is_killed = asyncio.Event()
-        asked = asyncio.ensure_future(asked_until(is_killed, lambda: wrong(client, growing)))
-        await kill_the_busiest(cluster, {"decode-0", "decode-1"}, 1, asked)
-        is_killed.set()
-        assert not any(await asked)
-        assert metrics_page.total(cluster.http, "twostroke_reopened_requests_total") > 0
+        assert not any(await asked_over_a_death(cluster, lambda: wrong(client, growing)))
         await restart_all(cluster)
         after = Client(cluster.grpc)
         assert await wrong(after, {model: expected[-2:] for model, expected in some.items()}) == []

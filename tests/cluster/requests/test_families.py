@@ -18,11 +18,10 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
-from tests import metrics_page
 from tests.cluster.lent import forget_cached
 from tests.cluster.processes import Client, ProcessCluster, running_cluster
 from tests.cluster.reference import Reference, continued, mismatches
-from tests.cluster.requests.deaths import asked_until, kill_the_busiest
+from tests.cluster.requests.deaths import asked_over_a_death
 from tests.unit.models.decoders.test_native_transformer import prompt
 from tests.unit.models.family_configs import CONFIGS
 from tests.unit.models.test_families import reference
@@ -158,16 +157,8 @@ async def tokens_are_kept(
         assert counted(cluster, "twostroke_prefix_cache_hits_total") > hits
         assert mismatches(expected, await answers_of(client, expected)) == []
         assert counted(cluster, "twostroke_preemptions_total") > 0
-        for is_last in (False, False, True):
-            is_killed = asyncio.Event()
-            asked = asyncio.ensure_future(asked_until(is_killed, lambda: answers_of(client, growing)))
-            killed = await kill_the_busiest(cluster, {"decode-0", "decode-1"}, 1, asked)
-            is_killed.set()
-            assert not [wrong for answers in await asked if (wrong := mismatches(growing, answers))]
-            if metrics_page.total(cluster.http, "twostroke_reopened_requests_total") > 0:
-                return
-            assert not is_last, "no answer was open at a worker that was killed, three times"
-            await cluster.restart(killed)
+        rounds = await asked_over_a_death(cluster, lambda: answers_of(client, growing))
+        assert not [wrong for answers in rounds if (wrong := mismatches(growing, answers))]
 
 
 ROUNDED: Final = 2e-4
@@ -288,8 +279,5 @@ async def test_gemma_3_has_the_tokens_of_transformers_beyond_its_window() -> Non
         hits = counted(cluster, "twostroke_prefix_cache_hits_total")
         assert mismatches(expected, await answers_of(client, expected)) == []
         assert counted(cluster, "twostroke_prefix_cache_hits_total") > hits
-        is_killed = asyncio.Event()
-        asked = asyncio.ensure_future(asked_until(is_killed, lambda: answers_of(client, expected)))
-        await kill_the_busiest(cluster, {"decode-0", "decode-1"}, 1, asked)
-        is_killed.set()
-        assert not [wrong for answers in await asked if (wrong := mismatches(expected, answers))]
+        rounds = await asked_over_a_death(cluster, lambda: answers_of(client, expected))
+        assert not [wrong for answers in rounds if (wrong := mismatches(expected, answers))]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from tests.cluster.forked import preloading
 from tests.cluster.reference import CHATS, Reference, continued
 from tests.cluster.requests.test_families import LENGTHS, tokens_are_kept
 from tests.unit.models.generic_configs import GENERIC
@@ -26,7 +28,18 @@ GROWING: Final = 4
 GROWN_TOKENS: Final = 80
 PAGES: Final = 9
 """Room for the longest prompt with its answer, and not for two answers that grow."""
+ALSO: Final = (
+    *(f"twostroke.models.generic.{name}" for name in ("checkpoint", "paged_model", "probe")),
+    *(f"transformers.models.{name}.modeling_{name}" for name in IN_GATE),
+)
+"""What each worker of a generic model loads."""
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def preloaded() -> Iterator[None]:
+    with preloading(*ALSO):
+        yield
 
 
 def saved_with_real_tokenizer(name: str, tokenizer_dir: Path, directory: Path) -> list[Reference]:

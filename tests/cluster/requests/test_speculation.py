@@ -76,7 +76,10 @@ async def compare(
     asking: Asking,
     kv_format: str | None = None,
 ) -> None:
-    """Asks the same in each setting, one after the other: every answer is what it is in the first, which is off."""
+    """Asks the same in each setting, one after the other: every answer is what it is in the first, which is off.
+
+    Answers without drafts outlive a worker in `test_exact_resume.py`.
+    """
     cheaper = save_first_layers(directory, folder / "cheaper", CHEAP_LAYERS)
     needs_better = any(setting.has_draft_model and setting is not SWITCHED for setting in settings)
     better = save_first_layers(directory, folder / "better") if needs_better else cheaper
@@ -84,7 +87,7 @@ async def compare(
     for setting in settings:
         draft_model = cheaper if setting is SWITCHED else better
         async with speculating(setting, model, directory, draft_model, kv_format) as cluster:
-            outcome = await outcome_of(cluster, asking)
+            outcome = await outcome_of(cluster, asking, kills=setting is not OFF)
         print(f"{model.dtype} {setting.name}: {outcome}", flush=True)
         expected = expected or outcome.first
         for answers in (outcome.first, outcome.again):
