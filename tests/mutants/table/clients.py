@@ -82,8 +82,8 @@ MUTANTS: Final = (
         name="choices-over-the-limit",
         claim="API keys have limits of answers at once",
         file="router/auth/limits.py",
-        old="if self._most is not None and self._use.answers + more > self._most:",
-        new="if self._most is not None and self._answers + more > self._most:",
+        old="if use.answers + more > self._most:",
+        new="if self._answers + more > self._most:",
         test="tests/unit/router/auth/test_api_keys.py::test_every_choice_counts_as_an_answer_at_once",
     ),
     Mutant(

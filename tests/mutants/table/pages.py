@@ -218,8 +218,8 @@ MUTANTS: Final = (
         name="pinned-blocks-are-evicted",
         claim="a pinned prefix outlives floods",
         file="twostroke/kv_cache/groups/full_group.py",
-        old="is_pinned = record.hash in self._pins",
-        new="is_pinned = False",
+        old="record.state = state = PageState.PINNED if record.hash in self._pins else PageState.CACHED",
+        new="record.state = state = PageState.CACHED",
         test=(
             "tests/unit/kv_cache/test_pool.py::test_a_pinned_block_is_used_as_any_other_and_is_pinned_again_afterwards"
         ),

@@ -97,24 +97,27 @@ MUTANTS: Final = (
         name="blocks-of-other-writers",
         claim="equal blocks are computed once",
         file="twostroke/scheduler/progress.py",
-        old="if self._pool.is_filled(page) or self.has_other_writer(sequence, page):",
-        new="if self._pool.is_filled(page):",
+        old="return self._pool.writer(page) not in (None, sequence.session)",
+        new="return False",
         test=("tests/unit/scheduler/test_scheduler_pages.py::test_nothing_is_computed_for_blocks_that_a_pull_writes"),
     ),
     Mutant(
         name="block-that-is-not-full-is-readable",
         claim="a block is readable when all of its tokens are computed",
         file="twostroke/scheduler/progress.py",
-        old="for block in range(sequence.computed // size, end // size):",
-        new="for block in range(sequence.computed // size, min(-(-end // size), len(sequence.block_hashes))):",
+        old="first, last, pool = sequence.computed // size, end // size, self._pool",
+        new=(
+            "first, pool = sequence.computed // size, self._pool\n"
+            "        last = min(-(-end // size), len(sequence.block_hashes))"
+        ),
         test="tests/unit/scheduler/test_scheduler.py::test_a_long_prompt_is_computed_in_chunks_of_the_budget",
     ),
     Mutant(
         name="preempted-keeps-computed",
         claim="preemption changes no token: what lost its pages is computed again",
         file="twostroke/scheduler/scheduler.py",
-        old=("self._free(sequence)\n        sequence.computed = 0"),
-        new="self._free(sequence)",
+        old="sequence.computed = sequence.claimable_at = 0",
+        new="sequence.claimable_at = 0",
         test=(
             "tests/unit/scheduler/test_scheduler_pages.py::test_the_sequence_admitted_last_gives_its_pages_to_the_one_that_grows"
         ),

@@ -10,9 +10,9 @@ MUTANTS: Final = (
     Mutant(
         name="idle-key-saves-up",
         claim="a key has no more than a minute's worth at once",
-        file="router/auth/limits.py",
-        old="self._used = max(0.0, self._used - max(0.0, now_s - self._at_s) * per_minute / 60)",
-        new="self._used -= max(0.0, now_s - self._at_s) * per_minute / 60",
+        file="router/auth/key_uses.py",
+        old="self.amount = max(0.0, self.amount - max(0.0, now_s - self.at_s) * per_minute / 60)",
+        new="self.amount -= max(0.0, now_s - self.at_s) * per_minute / 60",
         test=("tests/unit/router/auth/test_limits.py::test_a_key_that_was_idle_saves_up_no_more_than_a_minutes_worth"),
     ),
     Mutant(
