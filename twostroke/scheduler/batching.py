@@ -73,7 +73,7 @@ class StepBuilder(Protocol):
 
 
 class _Places(NamedTuple):
-    """Where the tokens of a step stand, and where their keys and values go: fields of its Batch."""
+    """The fields of a Batch that say where its tokens stand, and where their keys and values go."""
 
     positions: Ints
     query_starts: Ints

@@ -149,13 +149,9 @@ class FullGroup(GroupPool):
         woken = sum(1 for page in held if page is not None and self._pages[page].state is PageState.CACHED)
         return self.available - woken
 
-    def _take(self) -> PageId:
-        if not self._free:
-            self._evict(1)
-        return self._take_free(1)[0]
-
     def _take_private(self) -> PageId:
-        page = self._take()
+        self._evict(1 - len(self._free))
+        (page,) = self._take_free(1)
         self._move(page, PageState.ACTIVE)
         return page
 
