@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster.scaling.capacity import first_tokens_alone_s
 from tests.trials.bench.dynamo import their_replay
 from tests.trials.bench.dynamo.timing import TIMINGS, Timing
 from tests.trials.bench.grid import Axes as GridAxes
@@ -28,6 +29,7 @@ from tools.simulate.fleet import results
 from tools.simulate.fleet.results import SimulatedRun
 from tools.simulate.fleet.shape import Delays, FleetShape
 from tools.simulate.options import numbers, with_blocks_of
+from tools.simulate.planning.demand import capacity_of, load_of
 from tools.simulate.runs import Runner, Trial, paced, runner
 from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import OURS
@@ -84,9 +86,16 @@ class Played:
 class Cell:
     trace: str
     load: float
+    alone_s: tuple[float, ...]
+    """First tokens if each request had the fleet for itself, and found what one cache of all prefill workers' pages
+    would hold. What decode workers hold besides can make some of them earlier; a better placement cannot."""
     theirs: tuple[Played, ...]
     port: Played
     ours: Played
+
+    @property
+    def alone(self) -> Played:
+        return Played(self.alone_s, 0.0)
 
     @property
     def p90_s(self) -> float:
@@ -135,7 +144,9 @@ def cells_of(axes: _Axes, run_all: Runner) -> Iterator[Cell]:
             [Trial(variant=variant, trace=trace, shape=shape, lengths=timing.lengths) for variant in (PORT, OURS)]
         )
         theirs = tuple(replayed_by(axes.python, trace, shape, timing) for _ in range(axes.rounds))
-        yield Cell(Path(name.partition("@")[0]).stem, load, theirs, played(port, shape), played(ours, shape))
+        alone_s = tuple(first_tokens_alone_s(load_of(trace, shape.prefill * shape.prefill_pages), capacity_of(shape)))
+        short = Path(name.partition("@")[0]).stem
+        yield Cell(short, load, alone_s, theirs, played(port, shape), played(ours, shape))
 
 
 def timing_of(name: str) -> Callable[[FleetShape], Timing]:
@@ -223,15 +234,16 @@ def _lines(trace: Trace) -> Iterator[str]:
 
 
 _HEADINGS = (
-    *("trace", "load", "their p90 s", "mean s", "reuse"),
+    *("trace", "load", "their p90 s", "mean s", "reuse", "alone p90", "mean"),
     *("port p90", "mean", "reuse", "equal", "ours p90", "mean", "reuse"),
 )
 
 
 def _texts(cell: Cell) -> tuple[str, ...]:
-    port, ours = cell.port, cell.ours
+    alone, port, ours = cell.alone, cell.port, cell.ours
     return (
         *(cell.trace, f"{cell.load:g}", f"{cell.p90_s:.3f}", f"{cell.mean_s:.3f}", f"{cell.reuse:.4f}"),
+        *(f"{alone.p90_s / cell.p90_s:.3f}x", f"{alone.mean_s / cell.mean_s:.3f}x"),
         *(f"{port.p90_s / cell.p90_s:.3f}x", f"{port.mean_s / cell.mean_s:.3f}x", f"{port.reuse:.4f}"),
         f"{cell.equal_share:.0%}",
         *(f"{ours.p90_s / cell.p90_s:.3f}x", f"{ours.mean_s / cell.mean_s:.3f}x", f"{ours.reuse:.4f}"),

@@ -66,8 +66,8 @@ def test_an_unknown_timing_is_named() -> None:
 
 def test_first_tokens_within_a_hundredth_count_as_equal() -> None:
     theirs = played_there([{"ttft_s": at_s, "reused_tokens": 5, "tokens": 10} for at_s in (1.0, 2.0, 3.0, 4.0)])
-    cell = Cell("test", 0.5, (theirs,), Played((1.0, 2.01, 3.1, 5.0), 0.5), theirs)
-    assert (cell.equal_share, cell.reuse, cell.mean_s) == (0.5, 0.5, 2.5)
+    cell = Cell("test", 0.5, (0.5, 1.0), (theirs,), Played((1.0, 2.01, 3.1, 5.0), 0.5), theirs)
+    assert (cell.equal_share, cell.reuse, cell.mean_s, cell.alone.mean_s) == (0.5, 0.5, 2.5, 0.75)
 
 
 def test_a_python_without_the_replay_is_named() -> None:
