@@ -11,7 +11,7 @@ import contextlib
 import functools
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 
 from twostroke.base.errors import EngineLost
