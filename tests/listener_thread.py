@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
-from router.grpc_listener.listener import Listener
+from router.grpc_listener.listener import GrpcListener
 from router.grpc_listener.running import ListenerProcess
 from router.server import RouterServer
 
@@ -17,7 +17,7 @@ class ListenerThread(ListenerProcess):
         listening = self._listening.dup()
         listening.setblocking(False)
         try:
-            await asyncio.to_thread(Listener(listening, control, self.backend, self.most, None, told).run)
+            await asyncio.to_thread(GrpcListener(listening, control, self.backend, self.most, None, told).run)
         finally:
             os.close(told)
             os.close(control)

@@ -36,7 +36,7 @@ READ, WRITE = 1, 2
 """What a side is watched for; as `selectors` counts."""
 
 
-class Stage(enum.Enum):
+class ConnectionStage(enum.Enum):
     ARRIVING = enum.auto()
     OPEN = enum.auto()
     CLOSED = enum.auto()
@@ -51,20 +51,20 @@ class Owner(Protocol):
     def watch(self, sock: socket.socket, events: int, call: Callable[[int], None]) -> None:
         """Calls when one of these events happens; no events: never."""
 
-    def may_begin_call(self, connection: Connection, stream: int) -> bool:
+    def may_begin_call(self, connection: ClientConnection, stream: int) -> bool:
         """Returns whether a call may be passed on now. If not, `resume` is called when it is its turn."""
 
-    def call_ended(self, connection: Connection, stream: int) -> None: ...
+    def call_ended(self, connection: ClientConnection, stream: int) -> None: ...
 
     def now_s(self) -> float: ...
 
-    def cut(self, connection: Connection, why: str) -> None:
+    def cut(self, connection: ClientConnection, why: str) -> None:
         """Takes the client's socket over, which is closed a little later."""
 
-    def closed(self, connection: Connection) -> None: ...
+    def closed(self, connection: ClientConnection) -> None: ...
 
 
-class Connection:
+class ClientConnection:
     __slots__ = (
         "_down",
         "_events",
@@ -87,7 +87,7 @@ class Connection:
         self._owner = owner
         self.client = client
         self._router: socket.socket | None = None
-        self.stage = Stage.ARRIVING
+        self.stage = ConnectionStage.ARRIVING
         self.cost = ConnectionCost(owner.now_s())
         self.idle_since_s = owner.now_s()
         """When it had an open call for the last time, or came."""
@@ -118,7 +118,7 @@ class Connection:
         return isinstance(self.client, ssl.SSLSocket)
 
     def close(self) -> None:
-        if self.stage is not Stage.CLOSED:
+        if self.stage is not ConnectionStage.CLOSED:
             self._leave()
             self.client.close()
             self._owner.closed(self)
@@ -126,17 +126,17 @@ class Connection:
     def resume(self) -> None:
         """Passes on the call that has waited, and what came behind it."""
         waited, self._waiting = self._waiting, None
-        if waited is None or self.stage is not Stage.OPEN:
+        if waited is None or self.stage is not ConnectionStage.OPEN:
             return
         self._take_up(waited, is_granted=True)
-        if self.is_tls and self.stage is Stage.OPEN:
+        if self.is_tls and self.stage is ConnectionStage.OPEN:
             self._on_client(READ)  # what TLS has read already wakes nobody
         self._update()
 
     # The client's side
 
     def _on_client(self, events: int) -> None:
-        if self.stage is Stage.CLOSED:  # by what happened at the same time
+        if self.stage is ConnectionStage.CLOSED:  # by what happened at the same time
             return
         if isinstance(self.client, ssl.SSLSocket) and self.client.version() is None and not self._shake_hands():
             return
@@ -149,7 +149,7 @@ class Connection:
             if not piece:
                 self.close()
                 return
-            self._arrive(piece) if self.stage is Stage.ARRIVING else self._take_up(self._rest_up + piece)
+            self._arrive(piece) if self.stage is ConnectionStage.ARRIVING else self._take_up(self._rest_up + piece)
             if not (isinstance(self.client, ssl.SSLSocket) and self.client.pending()):
                 break
         self._update()
@@ -171,7 +171,9 @@ class Connection:
         return True
 
     def _reads_client(self) -> bool:
-        return self.stage is not Stage.CLOSED and not (self._up or self._down or self._waiting or self._is_ending)
+        return self.stage is not ConnectionStage.CLOSED and not (
+            self._up or self._down or self._waiting or self._is_ending
+        )
 
     def _arrive(self, piece: bytes) -> None:
         said = self._rest_up + piece
@@ -181,7 +183,7 @@ class Connection:
             self._rest_up = said
         elif self._dial():
             self._rest_up = b""
-            self.stage = Stage.OPEN
+            self.stage = ConnectionStage.OPEN
             self._send_up(PREFACE)
             self._take_up(said[len(PREFACE) :])
 
@@ -276,7 +278,7 @@ class Connection:
         self._owner.cut(self, why)
 
     def _leave(self) -> None:
-        self.stage = Stage.CLOSED
+        self.stage = ConnectionStage.CLOSED
         self._owner.watch(self.client, 0, self._on_client)
         if self._router is not None:
             self._owner.watch(self._router, 0, self._on_router)
@@ -286,7 +288,7 @@ class Connection:
 
     def _update(self) -> None:
         """Watches what can be gone on with."""
-        if self.stage is Stage.CLOSED:
+        if self.stage is ConnectionStage.CLOSED:
             return
         wanted = (READ if self._reads_client() else 0) | (WRITE if self._down else 0)
         if wanted != self._events[0]:

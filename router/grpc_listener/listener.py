@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from router.grpc_listener.call_window import CallWindow
-from router.grpc_listener.connection import PIECE_BYTES, READ, Connection, Stage
+from router.grpc_listener.connection import PIECE_BYTES, READ, ClientConnection, ConnectionStage
 
 ARRIVAL_S = 20.0
 """For the handshake of TLS and the preface."""
@@ -38,7 +38,7 @@ Context = Callable[[], ssl.SSLContext]
 Handler = Callable[[int], None]
 
 
-class Listener:
+class GrpcListener:
     def __init__(
         self, listening: socket.socket, control: int, backend: str, most: int, context: Context | None, told: int
     ) -> None:
@@ -51,11 +51,11 @@ class Listener:
         self._context = context
         self._selector = selectors.DefaultSelector()
         self._now_s = time.monotonic()
-        self._connections: dict[Connection, None] = {}
+        self._connections: dict[ClientConnection, None] = {}
         """The one that came first comes first."""
         self._lingering: deque[tuple[float, socket.socket]] = deque()
         self._window = CallWindow()
-        self._turns: dict[Connection, None] = {}
+        self._turns: dict[ClientConnection, None] = {}
         """Connections whose next call waits; the next one comes first."""
         self._accepts_at_s: float | None = None
         """When clients are taken again. None: they are."""
@@ -91,16 +91,16 @@ class Listener:
     def now_s(self) -> float:
         return self._now_s
 
-    def may_begin_call(self, connection: Connection, stream: int) -> bool:
+    def may_begin_call(self, connection: ClientConnection, stream: int) -> bool:
         if not self._turns and self._window.take((connection, stream), self._now_s):
             return True
         self._turns[connection] = None
         return False
 
-    def call_ended(self, connection: Connection, stream: int) -> None:
+    def call_ended(self, connection: ClientConnection, stream: int) -> None:
         self._window.ended((connection, stream))
 
-    def cut(self, connection: Connection, why: str) -> None:
+    def cut(self, connection: ClientConnection, why: str) -> None:
         self._forget(connection)
         self._lingering.append((self._now_s + LINGER_S, connection.client))
         if len(self._lingering) > MOST_LINGERING:
@@ -108,10 +108,10 @@ class Listener:
         with contextlib.suppress(OSError):
             os.write(self._told, f"{why}\n".encode())
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: ClientConnection) -> None:
         self._forget(connection)
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: ClientConnection) -> None:
         self._connections.pop(connection, None)
         self._turns.pop(connection, None)
 
@@ -139,7 +139,7 @@ class Listener:
             except OSError:
                 client.close()
                 return
-        self._connections[Connection(self, client)] = None
+        self._connections[ClientConnection(self, client)] = None
         if len(self._connections) > self._most:
             self._make_room()
 
@@ -193,7 +193,7 @@ class Listener:
             late = [
                 each
                 for each in self._connections
-                if each.stage is Stage.ARRIVING and each.idle_since_s + ARRIVAL_S < self._now_s
+                if each.stage is ConnectionStage.ARRIVING and each.idle_since_s + ARRIVAL_S < self._now_s
             ]
             for each in late:
                 each.close()

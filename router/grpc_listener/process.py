@@ -12,7 +12,7 @@ import socket
 import ssl
 import sys
 
-from router.grpc_listener.listener import Context, Listener
+from router.grpc_listener.listener import Context, GrpcListener
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     listening = socket.socket(fileno=int(descriptor))
     listening.setblocking(False)
     os.set_blocking(1, False)
-    Listener(listening, 0, backend, int(most), _context(files) if files else None, 1).run()
+    GrpcListener(listening, 0, backend, int(most), _context(files) if files else None, 1).run()
     with contextlib.suppress(FileNotFoundError):
         os.unlink(backend)  # where the router could not
 
