@@ -134,6 +134,20 @@ async def test_a_request_that_is_closed_while_it_is_taken_over_frees_everything(
         await source.idle()
 
 
+async def test_the_end_of_a_pull_lets_the_others_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: list[int] = []
+    has_changed = local_prefill.LocalPrefill.has_changed
+
+    def noted(local: local_prefill.LocalPrefill) -> None:
+        changes.append(len(local._host.pulls.open_pulls()))
+        has_changed(local)
+
+    monkeypatch.setattr(local_prefill.LocalPrefill, "has_changed", noted)
+    async with prefill() as source, decode() as target, router_to(target) as router:
+        await router.answer(prompt_of(4 * BLOCK + 1), 1, source=source)
+    assert changes == [1, 0, 0, 0], "its pull begins and ends, its first token comes, it ends"
+
+
 async def test_a_source_that_dies_in_the_moment_of_a_takeover_costs_no_answer() -> None:
     prompts = [prompt_of(8 * BLOCK + i, seed=i) for i in range(4)]
     async with decode(model=SLOW, schedule=CHUNK) as target, router_to(target) as router:

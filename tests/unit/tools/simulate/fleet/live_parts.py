@@ -161,7 +161,7 @@ class LivePulls:
                 metrics=host.metrics,
                 facts=host.facts, config=host.config,
                 digests=Digests(), endpoints=[endpoint],
-                memory=SimpleNamespace(generation=lambda page: 0),
+                memory=SimpleNamespace(page_bytes=host.shape.page_bytes, generations_of=lambda pages: [0] * len(pages)),
                 branches=SimpleNamespace(below=host.loads and host.loads.for_others, served=None),
             )  # fmt: skip
             unused: Any = None
