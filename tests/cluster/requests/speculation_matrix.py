@@ -108,8 +108,8 @@ async def outcome_of(cluster: ProcessCluster, asking: Asking, *, kills: bool) ->
     first = await asking(cluster, client)
     if not kills:
         await client.close()
-        drafted, kept = zip(*(counted(cluster, worker) for worker in WORKERS), strict=True)
-        return Outcome(first, first, sum(drafted, Counter()), sum(kept, Counter()))
+        (drafted, kept), (more_drafted, more_kept) = (counted(cluster, worker) for worker in WORKERS)
+        return Outcome(first, first, drafted + more_drafted, kept + more_kept)
     before = {worker: counted(cluster, worker) for worker in WORKERS}
     asked = asyncio.ensure_future(asking(cluster, client))
     living = {*WORKERS}
