@@ -20,13 +20,8 @@ from twostroke.worker.process import ENGINE_LOST
 
 COMPUTED = "twostroke_computed_tokens_total"
 Loss = tuple[str, signal.Signals]
-IN_GATE: Final[tuple[Loss, ...]] = (("decode-0", signal.SIGSTOP),)
-"""What takes longest to be noticed; `tests/unit/ranks` has deaths as well."""
-OTHERS: Final[tuple[Loss, ...]] = (
-    ("decode-0", signal.SIGKILL),
-    ("prefill-0", signal.SIGSTOP),
-    ("prefill-0", signal.SIGKILL),
-)
+IN_GATE: Final[tuple[Loss, ...]] = (("decode-0", signal.SIGKILL), ("prefill-0", signal.SIGSTOP))
+OTHERS: Final[tuple[Loss, ...]] = (("decode-0", signal.SIGSTOP), ("prefill-0", signal.SIGKILL))
 
 
 def pid_of_other_rank(cluster: ProcessCluster, worker_id: str) -> int:

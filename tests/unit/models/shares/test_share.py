@@ -107,36 +107,11 @@ def prefilled(directory: Path, tokens: list[int], ranks: int) -> tuple[torch.Ten
     return logits, data
 
 
-SHARED_ALIKE = (
-    "qwen3, windows above",
-    "gemma2, tight caps",
-    "gemma3, linear rope",
-    "phi3, window",
-    "phi3, long and partly rotated",
-    "gpt_neox, rotated whole",
-    "mixtral, window",
-    "qwen2_moe, windows",
-    "qwen3_moe, some layers dense",
-    "qwen3_moe, window",
-    "gpt_oss, tight limit, no biases of attention",
-    "gpt2, scores by layer",
-)
-"""Their ranks share what those of their family do: only rotations, windows and caps differ, which each rank computes as
-one that computes all."""
-assert set(SHARED_ALIKE) < set(CONFIGS)
-
-
-def in_gate(name: str, *more: object) -> Any:
-    return pytest.param(name, *more, marks=[pytest.mark.slow] if name in SHARED_ALIKE else [])
-
-
 SHARING_HEADS = ("qwen2, windows above", "phi3", "qwen2_moe", "gpt_oss", "deepseek_v3", "gpt2")
 """Some that four ranks can compute; of two of them they share key-value heads, and of one latents."""
 
 
-@pytest.mark.parametrize(
-    ("name", "ranks"), [*(in_gate(name, 2) for name in CONFIGS), *((name, 4) for name in SHARING_HEADS)]
-)
+@pytest.mark.parametrize(("name", "ranks"), [*((name, 2) for name in CONFIGS), *((name, 4) for name in SHARING_HEADS)])
 def test_ranks_have_the_logits_and_pages_of_one_that_computes_all(name: str, ranks: int, tmp_path: Path) -> None:
     reference(CONFIGS[name], tmp_path)
     tokens = prompt(90).tolist()
@@ -202,7 +177,7 @@ class NativeCollective:
         return found[0]
 
 
-@pytest.mark.parametrize("name", [in_gate(name) for name in CONFIGS if "deepseek" not in name or "whole dense" in name])
+@pytest.mark.parametrize("name", [name for name in CONFIGS if "deepseek" not in name or "whole dense" in name])
 def test_native_ranks_are_nearer_to_the_truth_than_torch(name: str, tmp_path: Path, kernels: Kernels) -> None:
     reference(CONFIGS[name], tmp_path)
     tokens = prompt(37)
