@@ -112,7 +112,7 @@ class Wiring:
 
 class Digests:
     async def of(self, pages: Sequence[PageId]) -> list[bytes]:
-        return [b""] * len(pages)
+        return [bytes(DIGEST_BYTES)] * len(pages)
 
 
 class LivePulls:
