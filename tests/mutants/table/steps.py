@@ -96,10 +96,10 @@ MUTANTS: Final = (
     Mutant(
         name="blocks-of-other-writers",
         claim="equal blocks are computed once",
-        file="twostroke/scheduler/progress.py",
-        old="return self._pool.writer(page) not in (None, sequence.session)",
-        new="return False",
-        test=("tests/unit/scheduler/test_scheduler_pages.py::test_nothing_is_computed_for_blocks_that_a_pull_writes"),
+        file="twostroke/kv_cache/groups/group_view.py",
+        old="if record.filled or (record.writer is not None and record.writer != writer):",
+        new="if record.filled:",
+        test="tests/unit/scheduler/test_scheduler_pages.py::test_a_chunk_ends_before_a_block_that_a_pull_writes",
     ),
     Mutant(
         name="block-that-is-not-full-is-readable",

@@ -30,6 +30,18 @@ def test_nothing_is_computed_for_blocks_that_a_pull_writes() -> None:
     assert bench.planned() == [(sequence, 8, 9)]
 
 
+def test_a_chunk_ends_before_a_block_that_a_pull_writes() -> None:
+    bench = Bench()
+    sequence = bench.answer([*tokens(12), 2])
+    bench.admit()
+    bench.pool.assign_writer(sequence.pages[1], pulling(1))
+    assert bench.planned() == [(sequence, 0, 4)]
+    assert bench.scheduler.plan() is None, "the next block comes from the pull"
+    bench.memory.put(sequence.pages[1], [(4 + offset, 1) for offset in range(BLOCK)])
+    bench.pool.fill(sequence.pages[1])
+    assert bench.planned() == [(sequence, 8, 13)]
+
+
 def test_what_a_failed_pull_left_missing_is_computed_up_to_what_it_brought() -> None:
     bench = Bench()
     sequence = bench.answer([*tokens(12), 2])

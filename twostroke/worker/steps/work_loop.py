@@ -189,13 +189,12 @@ class WorkLoop:
             running = None if step is None else self._start(step)
             # The previous step's tokens are sent while the engine runs the next step.
             self._send(emissions, role)
+            emissions = []
             if step is not None and running is not None:
                 self._admit_beside = functools.partial(self._admit, role, prefetch)
                 emissions = await self._update(step, running, role)
-            else:
-                emissions = []
-                if work is None:
-                    await self._wake.wait()
+            elif work is None:
+                await self._wake.wait()
 
     def _start(self, step: Step) -> asyncio.Future[StepResult]:
         reach(Point.WORKER_STEP)
