@@ -13,15 +13,17 @@ from router.grpc_listener.frames import (
 )
 
 FIRST_CREDIT = 2048
-"""Credit of a new connection: 256 calls for nothing, or 2,048 frames that answer nothing."""
-MOST_CREDIT = 32_768
+"""Credit of a new connection: 64 calls that are reset, 256 that are refused, or 2,048 frames that answer nothing."""
+MOST_CREDIT = 160_000
 """Credit that a connection may save: for giving up all of its 4,096 streams at once."""
 CREDIT_PER_S = 80
-"""Given for time, however little is asked: for pings, and for ten calls a second that come to nothing."""
-CALL_COST = 8
-"""What a call costs that the client resets, or the router refuses, before anything was answered."""
-CALL_CREDIT = 128
-"""What a call gives that ends with an answer: it pays for sixteen that do not."""
+"""Given for time, however little is asked: for pings, and for ten refusals a second."""
+RESET_COST = 32
+"""What a call costs that the client resets before anything was answered: the router has begun to serve it."""
+REFUSAL_COST = 8
+"""What a call costs that the router refuses."""
+CALL_CREDIT = 512
+"""What a call gives that ends with an answer: it pays for sixteen that are reset."""
 SMALL_BYTES = 16
 """A frame of DATA with fewer bytes costs what it costs without any."""
 BYTES_PER_CREDIT = 8
@@ -59,7 +61,7 @@ class ConnectionCost:
             self.last_stream = stream
             self._is_answered[stream] = False
         elif kind == RST_STREAM:
-            self._credit -= 1 if self._is_answered.pop(stream, True) else CALL_COST
+            self._credit -= 1 if self._is_answered.pop(stream, True) else RESET_COST
         else:
             self._credit -= 1
 
@@ -88,4 +90,4 @@ class ConnectionCost:
             self.useful_calls += 1
             self._credit += CALL_CREDIT
         elif was_answered is False:
-            self._credit -= CALL_COST
+            self._credit -= REFUSAL_COST
