@@ -91,8 +91,8 @@ class Forecaster:
 
     @functools.cached_property
     def _link(self) -> LinkRate:
-        """The rate between workers that have not pulled from one another: the others' mean."""
-        return _mean_link((*self._snapshot.prefill, *self._snapshot.decode))
+        """The rate between workers that have not pulled from one another."""
+        return _unmeasured_link((*self._snapshot.prefill, *self._snapshot.decode))
 
     def at_source(self, source: WorkerView, peer: PrefixHolder | None = None) -> Computing:
         """Forecasts that `source` computes all full blocks that it cannot get."""
@@ -212,7 +212,7 @@ class Forecaster:
         return waits_s + peer.view.loaded_in_s(peer.blocks) + carried_s
 
     def _link_from(self, source: WorkerView, target: WorkerView) -> LinkRate:
-        """Returns the measured rate; an unknown one is taken to be like the others."""
+        """Returns the measured rate; an unknown one is taken to be like the fastest of the others."""
         link = target.links.get(source.worker, self._link)
         return link if link.latency_s else LinkRate(self._link.latency_s, link.bytes_per_s)
 
@@ -320,10 +320,11 @@ def _mean_cost(costs: Iterable[StepCost]) -> StepCost:
     )
 
 
-def _mean_link(views: Iterable[WorkerView]) -> LinkRate:
+def _unmeasured_link(views: Iterable[WorkerView]) -> LinkRate:
+    """Returns the others' mean latency, and the rate of the fastest: one slow link says little of those not tried."""
     links = list(itertools.islice((link for view in views for link in view.links.values()), MANY_LINKS))
     latencies_s = [link.latency_s for link in links if link.latency_s]
-    bytes_per_s = _mean([link.bytes_per_s for link in links], UNKNOWN_LINK.bytes_per_s)
+    bytes_per_s = max((link.bytes_per_s for link in links), default=UNKNOWN_LINK.bytes_per_s)
     return LinkRate(_mean(latencies_s, UNKNOWN_LINK.latency_s), bytes_per_s)
 
 

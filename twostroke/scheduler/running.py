@@ -234,7 +234,8 @@ class RunningSequences:
         for entry in self._touched:
             sequence = entry.sequence
             known, computed = len(sequence.known), sequence.computed
-            if entry.work is STREAM_WORK and known - computed == 1 and computed // size >= len(sequence.block_hashes):
+            is_stream = entry.need is StepNeed.STREAM and entry.work is STREAM_WORK
+            if is_stream and known - computed == 1 and computed // size >= len(sequence.block_hashes):
                 self.context_tokens += known - entry.context_tokens
                 entry.context_tokens = known
             else:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from tests.unit.scheduler.bench import BLOCK, Bench, tokens
+from tests.unit.scheduler.derived import check_kept
 from tests.unit.scheduler.symbolic import (
     answer_alone,
     limits,
@@ -40,6 +43,41 @@ def test_a_chunk_ends_before_a_block_that_a_pull_writes() -> None:
     bench.memory.put(sequence.pages[1], [(4 + offset, 1) for offset in range(BLOCK)])
     bench.pool.fill(sequence.pages[1])
     assert bench.planned() == [(sequence, 8, 13)]
+
+
+@pytest.mark.parametrize("step_tokens", [7, 8])
+def test_a_resumed_answer_whose_last_chunk_leaves_one_hashed_token_becomes_a_stream(step_tokens: int) -> None:
+    bench = Bench(of=limits(BLOCK, align_chunks=False))
+    bench.scheduler.step_tokens = step_tokens
+    sequence = bench.sequence(tokens(2 * BLOCK), SamplingParams(seed=0, max_tokens=30, ignore_eos=True))
+    sequence.prompt_tokens = BLOCK  # the rest is answer
+    bench.scheduler.enqueue(sequence)
+    bench.admit()
+    for _ in range(12):
+        bench.step()
+    assert len(sequence.known) > 4 * BLOCK, "it has grown over the ends of pages"
+    check_kept(bench.scheduler, bench.pool, BLOCK)
+
+
+@pytest.mark.parametrize("step_tokens", [5, 6, 7, 9])
+def test_preempted_answers_become_streams_again(step_tokens: int) -> None:
+    for pages, first, second in itertools.product((8, 9, 10, 11), (3, 5, 6, 7), (2, 3, 4, 5)):
+        _answer_with_few_pages(step_tokens, pages, (first, second, 4))
+
+
+def _answer_with_few_pages(step_tokens: int, pages: int, lengths: tuple[int, ...]) -> None:
+    bench = Bench(pages, of=limits(BLOCK), max_num_seqs=3)
+    bench.scheduler.step_tokens = step_tokens
+    for number, length in enumerate(lengths):
+        params = SamplingParams(seed=number, max_tokens=14 if number else 22, ignore_eos=True)
+        bench.answer(tokens(length, token=number + 1), params)
+    for _ in range(300):
+        bench.admit()
+        if bench.scheduler.running:
+            bench.step()
+            check_kept(bench.scheduler, bench.pool, BLOCK)
+    assert not bench.scheduler.running
+    assert not bench.scheduler.waiting
 
 
 def test_what_a_failed_pull_left_missing_is_computed_up_to_what_it_brought() -> None:

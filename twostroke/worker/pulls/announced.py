@@ -57,12 +57,14 @@ def announcement(ready: Mapping[Part, PageId], known: Sequence[tuple[int, bytes]
 def announced_pages(ready: worker_pb2.PagesReady, remaining: Container[Part], source: str) -> list[AnnouncedPages]:
     """Returns the announced pages that have not come yet, by group. Pages of groups that are not known are left out.
 
-    Raises TransferFailed where the columns do not fit together.
+    Raises TransferFailed where the columns do not fit together, or name a page twice.
     """
     blocks, remote, generations, packed = ready.blocks[:], ready.pages[:], ready.generations[:], ready.digests
     groups: Sequence[int] = ready.groups[:] or [GroupKind.FULL] * len(blocks)
     if len({len(blocks), len(remote), len(generations), len(groups), len(packed) / DIGEST_BYTES}) > 1:
         raise TransferFailed(f"{source} announced pages in columns of different lengths")
+    if len(set(zip(blocks, groups, strict=True))) < len(blocks):
+        raise TransferFailed(f"{source} announced a page twice")
     digests = [packed[at : at + DIGEST_BYTES] for at in range(0, len(packed), DIGEST_BYTES)]
     found = []
     for group in _GROUPS[: 1 + max(groups, default=0)]:

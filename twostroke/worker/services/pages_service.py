@@ -196,9 +196,9 @@ class PagesService(worker_pb2_grpc.PagesServicer):
             await job.parts.wait()
             if gathering.left_s:
                 await job.parts.gather(gathering.left_s, self._enough)
-            gathering.sent()
             ready, failure = job.parts.take()
             if ready:
+                gathering.sent()
                 is_last = job.parts.is_empty
                 message = await self._message(ready, served)
                 new = {part.block for part in ready} - told

@@ -125,6 +125,8 @@ class WorkLoop:
         """When the latest step began."""
         self._admit_beside: Callable[[], None] | None = None
         """Admits new sequences beside the step that runs; None where none runs."""
+        self._admission_error: Exception | None = None
+        """The failure of an admission beside a step. It ends the loop, as any other failed admission does."""
         self.prefill_busy_s = 0.0
         """Step time spent on prompt tokens since the epoch began."""
         self.stream_steps = StreamSteps()
@@ -213,6 +215,8 @@ class WorkLoop:
                 await self._wake.wait()
 
     def _admit(self, role: RoleHandlers, prefetch: Prefetching) -> None:
+        if self._admission_error is not None:
+            raise self._admission_error
         prefetch.begin_admission(self._scheduler.next_waiting())
         for admission in self._scheduler.admit():
             self._metrics.admitted(admission.sequence)
@@ -220,9 +224,13 @@ class WorkLoop:
         prefetch.end_admission(self._scheduler.running)
 
     def _admit_new(self) -> None:
-        if self._admit_beside is not None and self._scheduler.has_new:
+        if self._admit_beside is None or self._admission_error is not None or not self._scheduler.has_new:
+            return
+        try:
             self._admit_beside()
-            self._progress.notify()
+        except Exception as error:
+            self._admission_error = error
+        self._progress.notify()
 
     def _plan(self, role: RoleHandlers) -> Step | None:
         budget = self.budget

@@ -118,6 +118,13 @@ def test_a_link_that_nobody_has_measured_is_tried() -> None:
     assert source({}) == P0, "else no pull would ever measure it"
 
 
+def test_a_link_that_nobody_has_measured_is_tried_although_another_one_is_slow() -> None:
+    links = {P1: LinkRate(0.001, 9e6), D1: LinkRate(0.001, 2e9)}
+    decode = view(D0, running=3, links=links)
+    asked = snapshot([view(P0), view(P1)], [decode], page_bytes=1_000_000)
+    assert Priced()(asked).source == P0
+
+
 def test_the_last_token_of_a_pulled_prompt_costs_what_a_stream_does() -> None:
     slow = StepCost(step_s=0.02, stream_s=0.0003, prompt_token_s=0.001, prompt_step_s=0.5)
 

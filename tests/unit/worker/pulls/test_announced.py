@@ -52,3 +52,10 @@ def test_columns_of_different_lengths_are_refused(column: str) -> None:
         del whole[-1]
     with pytest.raises(TransferFailed, match="different lengths"):
         announced_pages(message, [Part(0, FULL)], "source")
+
+
+def test_a_page_that_is_named_twice_is_refused() -> None:
+    message = said({Part(0, FULL): 4, Part(1, FULL): 7})
+    message.blocks[1] = 0
+    with pytest.raises(TransferFailed, match="source announced a page twice"):
+        announced_pages(message, [Part(0, FULL), Part(1, FULL)], "source")

@@ -87,6 +87,30 @@ async def test_a_request_that_comes_while_a_step_runs_has_its_pages_before_the_s
         assert begun.tokens == expected_tokens(other, 6)
 
 
+async def test_an_admission_that_fails_while_a_step_runs_ends_the_worker_as_any_other() -> None:
+    is_running, may_go_on = threading.Event(), threading.Event()
+
+    def hold(step: int) -> None:
+        is_running.set()
+        may_go_on.wait(60)
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a fault of an admission")
+
+    with pytest.RaisesGroup(pytest.RaisesExc(ZeroDivisionError, match="of an admission"), flatten_subgroups=True):
+        async with decode() as worker, router_to(worker) as router:
+            before_each_step(worker, hold)
+            await router.open(PROMPT, 6, request_id="first")
+            await eventually(is_running.is_set)
+            closed, close = asyncio.Event(), worker.role.close
+            worker.role.admitted = broken  # type: ignore[attr-defined]
+            worker.role.close = lambda: (close(), closed.set())  # type: ignore[method-assign]
+            await router.open(prompt_of(20, seed=3), 6, request_id="second")
+            may_go_on.set()
+            await closed.wait()
+            worker.worker._stop.set()
+
+
 async def test_a_step_that_fails_once_is_run_again() -> None:
     def fail(step: int) -> None:
         if step == 3:
