@@ -173,7 +173,7 @@ def _index(content: str) -> Callable[[Path], None]:
 
 MODULE: Final = "model.layers.0.mlp.up_proj"
 SCALES: Final = f"{MODULE}.scales"
-OUTSIDE: Final = "no weight file beside it"
+OUTSIDE: Final = "not a weight file beside it"
 UNREAD: Final = "model.safetensors cannot be read: "
 CODED: Final = {
     "a short file": Damage(UNREAD, _weights(_bytes(lambda _: b"abc"))),
@@ -214,13 +214,13 @@ CODED: Final = {
     "a pattern that is none": Damage("modules_to_not_convert = 're:('", _options(modules_to_not_convert=["re:("])),
     "ignored, yet quantised": Damage("says that it is not", _options(modules_to_not_convert=["up_proj"])),
     "an index that is cyclic": Damage(
-        "no weight file beside it", _index('{"weight_map": {"a": "model.safetensors.index.json"}}')
+        "not a weight file beside it", _index('{"weight_map": {"a": "model.safetensors.index.json"}}')
     ),
     "an index that leads out": Damage(
-        "no weight file beside it", _index('{"weight_map": {"a": "../../x.safetensors"}}')
+        "not a weight file beside it", _index('{"weight_map": {"a": "../../x.safetensors"}}')
     ),
     "an index that is absolute": Damage(
-        "no weight file beside it", _index('{"weight_map": {"a": "/etc/x.safetensors"}}')
+        "not a weight file beside it", _index('{"weight_map": {"a": "/etc/x.safetensors"}}')
     ),
     "an index that is not text": Damage(OUTSIDE, _index('{"weight_map": {"a": 7}}')),
     "an index too deep": Damage("not an index", _index("[" * 100_000)),
