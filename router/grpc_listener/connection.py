@@ -13,8 +13,10 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
+import select
 import socket
 import ssl
+import struct
 from collections.abc import Callable
 from typing import Protocol
 
@@ -34,6 +36,10 @@ PIECE_BYTES = 64 << 10
 """Bytes that are read at once."""
 READ, WRITE = 1, 2
 """What a side is watched for; as `selectors` counts."""
+
+
+POLLRDHUP = getattr(select, "POLLRDHUP", select.POLLHUP)
+"""The other side writes no more. Linux alone tells, before what came earlier was read."""
 
 
 class ConnectionStage(enum.Enum):
@@ -81,6 +87,7 @@ class ClientConnection:
         "cost",
         "idle_since_s",
         "stage",
+        "stuck_since_s",
     )
 
     def __init__(self, owner: Owner, client: socket.socket) -> None:
@@ -98,6 +105,8 @@ class ClientConnection:
         """What the other side has not taken yet."""
         self._waiting: bytes | None = None
         """What came behind and with a call that has to wait for its turn."""
+        self.stuck_since_s: float | None = None
+        """Since when the client has taken nothing of what is there for it. None: nothing is."""
         self._is_ending = False
         """The router has ended it: it closes when the client has taken the rest."""
         self._events = [0, 0]
@@ -117,9 +126,21 @@ class ClientConnection:
     def is_tls(self) -> bool:
         return isinstance(self.client, ssl.SSLSocket)
 
+    @property
+    def is_left(self) -> bool:
+        """Whether the router has ended its side, whatever of that was not read yet."""
+        return self._is_ending or (self._router is not None and has_hung_up(self._router))
+
+    def stuck_s(self) -> float:
+        """Returns for how long the client has taken nothing of what is there for it."""
+        return 0.0 if self.stuck_since_s is None else self._owner.now_s() - self.stuck_since_s
+
     def close(self) -> None:
         if self.stage is not ConnectionStage.CLOSED:
             self._leave()
+            if self.stuck_since_s is not None:  # else the kernel would keep the rest, and offer it for minutes
+                with contextlib.suppress(OSError):
+                    self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.client.close()
             self._owner.closed(self)
 
@@ -257,11 +278,16 @@ class ClientConnection:
         self._note_idle()
 
     def _send_down(self, piece: bytes) -> None:
-        left = _sent(self.client, self._down + piece)
+        waiting = self._down + piece
+        left = _sent(self.client, waiting)
         if left is None or (self._is_ending and not left):
             self.close()
-        else:
-            self._down = left
+            return
+        if not left:
+            self.stuck_since_s = None
+        elif self.stuck_since_s is None or len(left) < len(waiting):
+            self.stuck_since_s = self._owner.now_s()
+        self._down = left
 
     # Both
 
@@ -318,6 +344,13 @@ def _dialled(backend: str, host: str, port: int) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def has_hung_up(sock: socket.socket) -> bool:
+    """Returns whether the other side has ended the connection, whatever of it was not read yet."""
+    poll = select.poll()
+    poll.register(sock, POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def _received(sock: socket.socket) -> bytes | None:

@@ -20,6 +20,9 @@ MOST_HEADER_FRAMES = 64
 ENHANCE_YOUR_CALM = 11
 """HTTP/2's error for a client that makes too much work."""
 
+STREAM: Final = 0x7FFFFFFF
+"""The bits of a stream; the one above them is reserved and means nothing."""
+
 _HEAD: Final = struct.Struct(">IBI")
 """Length (three bytes) and kind, flags, stream."""
 
@@ -48,7 +51,7 @@ class FrameReader:
         while at + HEAD_BYTES <= end:
             first, flags, stream = unpack(piece, at)
             length = first >> 8
-            yield at, length, first & 255, flags, stream
+            yield at, length, first & 255, flags, stream & STREAM
             at += HEAD_BYTES + length
         self.whole, self.skip = min(at, end), max(0, at - end)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import selectors
 import socket
 import ssl
@@ -13,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from router.grpc_listener.call_window import CallWindow
-from router.grpc_listener.connection import PIECE_BYTES, READ, ClientConnection, ConnectionStage
+from router.grpc_listener.connection import PIECE_BYTES, READ, ClientConnection, ConnectionStage, has_hung_up
 
 ARRIVAL_S = 20.0
 """For the handshake of TLS and the preface."""
@@ -26,13 +25,14 @@ TRY_AGAIN_S = 0.1
 """After no descriptor was left for a client."""
 LOOK_S = 0.5
 """Between two looks for clients that did not arrive in time."""
+STALL_S = 60.0
+"""After this time a client that takes nothing of what is there for it is gone, as over HTTP."""
+STUCK_S = 5.0
+"""After this time it makes room for others, and is gone where the router has ended its side."""
 STOP_S = 2.0
 """Time for clients to take the rest when the router has ended."""
 SEEN, LEAVE = b".", b"l"
 """What the router writes: it has looked at a call; take no more clients. At the end of its writing, it has ended."""
-
-POLLRDHUP = getattr(select, "POLLRDHUP", select.POLLHUP)
-"""The other side writes no more. Linux alone tells, before what came earlier was read."""
 
 Context = Callable[[], ssl.SSLContext]
 Handler = Callable[[int], None]
@@ -144,9 +144,13 @@ class GrpcListener:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Closes the oldest connection on which nothing was answered, or else the one that is idle for longest, or else
-        the newest.
+        """Closes the connection whose client has taken nothing for longest, or else the oldest one on which nothing was
+        answered, or else the one that is idle for longest, or else the newest.
         """
+        stuck = max(self._connections, key=lambda each: each.stuck_s())
+        if stuck.stuck_s() >= STUCK_S:
+            stuck.close()
+            return
         idle = [each for each in self._connections if not each.has_calls]
         unused = next((each for each in idle if not each.cost.useful_calls), None)
         if unused is None:
@@ -165,6 +169,10 @@ class GrpcListener:
             self._leave()
 
     def _leave(self) -> None:
+        """Takes who is in the queue of the listening socket, and closes it."""
+        with contextlib.suppress(OSError):
+            while True:
+                self._take(self._listening.accept()[0])
         self.watch(self._listening, 0, self._on_listening)
         self._accepts_at_s = None
         self._listening.close()
@@ -190,13 +198,14 @@ class GrpcListener:
             self.watch(self._listening, READ, self._on_listening)
         if self._now_s >= self._looks_at_s:
             self._looks_at_s = self._now_s + LOOK_S
-            late = [
-                each
-                for each in self._connections
-                if each.stage is ConnectionStage.ARRIVING and each.idle_since_s + ARRIVAL_S < self._now_s
-            ]
-            for each in late:
+            for each in [each for each in self._connections if self._is_late(each)]:
                 each.close()
+
+    def _is_late(self, connection: ClientConnection) -> bool:
+        if connection.stage is ConnectionStage.ARRIVING:
+            return connection.idle_since_s + ARRIVAL_S < self._now_s
+        stuck_s = connection.stuck_s()
+        return stuck_s >= STALL_S or (stuck_s >= STUCK_S and connection.is_left)
 
     def _wait_s(self) -> float:
         """Returns for how long nothing but events is to be looked after."""
@@ -208,10 +217,3 @@ class GrpcListener:
         if self._accepts_at_s is not None:
             until_s.append(self._accepts_at_s)
         return max(0.0, min(until_s) - time.monotonic())
-
-
-def has_hung_up(sock: socket.socket) -> bool:
-    """Returns whether the other side has ended the connection, whatever of it was not read yet."""
-    poll = select.poll()
-    poll.register(sock, POLLRDHUP)
-    return bool(poll.poll(0))

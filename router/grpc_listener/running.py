@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 
 from router.child_environment import child_environment
+from router.grpc_listener.connection_cost import REASONS
 from router.grpc_listener.listener import LEAVE, SEEN, STOP_S
 from twostroke.base.credentials import TlsConfig
 from twostroke.security.trusted_paths import private_folder, remove_abandoned_sockets
@@ -92,7 +93,7 @@ class ListenerProcess:
         """Runs the process until it ends. `control`: what it reads, and is to be closed here."""
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "router.grpc_listener.process", *self._arguments),
+                *(sys.executable, "-P", "-m", "router.grpc_listener.process", *self._arguments),
                 stdin=control,
                 stdout=asyncio.subprocess.PIPE,
                 pass_fds=(self._listening.fileno(),),
@@ -103,7 +104,8 @@ class ListenerProcess:
         assert process.stdout is not None
         try:
             async for reason in process.stdout:
-                self._count_cut(reason.decode().strip())
+                if (why := reason.decode(errors="replace").strip()) in REASONS:
+                    self._count_cut(why)
             status = await process.wait()
         except asyncio.CancelledError:
             process.kill()

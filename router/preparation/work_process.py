@@ -236,7 +236,7 @@ class _Child:
     @classmethod
     async def start(cls, program: WorkProgram, files: TextFiles, nice: int) -> _Child:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", program.module, str(os.getpid()), str(nice), str(program.cpu_s or 0.0)),
+            *(sys.executable, "-P", "-m", program.module, str(os.getpid()), str(nice), str(program.cpu_s or 0.0)),
             *(files.model_dir, files.digest),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

@@ -34,8 +34,10 @@ class Calls:
         return raw
 
     async def Stream(self, raw: bytes, context: Context) -> AsyncIterator[bytes]:  # noqa: N802
-        for number in range(int(raw)):
-            yield b"%060d" % number
+        """`raw`: the number of messages, and of their bytes if they are not 60."""
+        messages, *size = map(int, raw.split())
+        for number in range(messages):
+            yield b"%0*d" % (size[0] if size else 60, number)
 
     async def Stall(self, raw: bytes, context: Context) -> bytes:  # noqa: N802
         await asyncio.Event().wait()

@@ -164,6 +164,10 @@ def test_what_the_router_asks_for_is_paid_for() -> None:
     assert not played.is_spent
 
 
+def test_the_reserved_bit_is_no_part_of_a_stream() -> None:
+    assert [head[4] for head in FrameReader().frames(frame(HEADERS, 4, 1 | 1 << 31))] == [1]
+
+
 def test_frames_are_found_in_whatever_pieces_they_come() -> None:
     said = b"".join(
         (frame(HEADERS, 4, 1, b"x" * 300), frame(PING, 0, 0, b"p" * 8), frame(DATA, 1, 1, b""), goaway(3, 11, b"why"))

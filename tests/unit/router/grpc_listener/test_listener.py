@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 import struct
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from router.addresses import bind_listener
 from router.grpc_listener import connection_cost, listener
+from router.grpc_listener.listener import GrpcListener
+from router.http_server.protocol import STALL_S
 from tests.trials.chaos.neighbours.wire import (
     CONTINUATION,
     DATA,
@@ -152,6 +158,59 @@ async def test_of_a_client_that_reads_nothing_little_is_taken() -> None:
         assert before < 3000
         await echoed(server.address)
         writer.transport.abort()
+
+
+async def test_who_reads_nothing_makes_room_and_is_closed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert listener.STALL_S == STALL_S
+    for name, is_for_room in (("STUCK_S", True), ("STALL_S", False)):
+        monkeypatch.setattr(listener, "STUCK_S", 1000.0)
+        monkeypatch.setattr(listener, name, 0.2)
+        async with served(most=2) as server:
+            stuck = [never_reading(server.address) for _ in range(2)]
+            await asyncio.sleep(1.5)
+            if is_for_room:
+                await echoed(server.address)
+            async with asyncio.timeout(5):
+                while not any(is_reset(each) for each in stuck):
+                    await asyncio.sleep(0.05)
+            for each in stuck:
+                each.close()
+
+
+def never_reading(address: str) -> socket.socket:
+    """Asks for messages of 12 MB in all, which it does not read."""
+    host, port = address.split(":")
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    client.connect((host, int(port)))
+    opened = struct.pack(">I", 1 << 30)
+    said = PREFACE + frame(SETTINGS, payload=struct.pack(">HI", 4, (1 << 31) - 1)) + frame(WINDOW, payload=opened)
+    call = frame(HEADERS, END_HEADERS, 1, fields("Stream")) + frame(DATA, END_STREAM, 1, message(b"200 60000"))
+    client.sendall(said + call)
+    return client
+
+
+def is_reset(client: socket.socket) -> bool:
+    """Returns whether the other side has ended the connection: its state in the kernel is not ESTABLISHED."""
+    return client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != 1
+
+
+async def test_who_is_in_the_queue_when_the_listener_leaves_is_served(tmp_path: Path) -> None:
+    listening, (theirs, ours) = bind_listener("127.0.0.1", 0), os.pipe()
+    listening.setblocking(False)
+    clients = [socket.create_connection(listening.getsockname()) for _ in range(50)]
+    os.write(ours, listener.LEAVE)
+    loop = GrpcListener(listening, theirs, str(tmp_path / "none"), 100, None, 2)
+    running = asyncio.create_task(asyncio.to_thread(loop.run))
+    await asyncio.sleep(0.5)
+    for client in clients:
+        client.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            client.recv(1)
+        client.close()
+    os.close(ours)
+    await running
+    os.close(theirs)
 
 
 # Honest clients

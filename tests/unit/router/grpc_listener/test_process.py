@@ -34,6 +34,14 @@ async def test_a_process_that_ends_is_started_again() -> None:
     assert not os.path.exists(server.listener.backend)  # noqa: ASYNC240
 
 
+async def test_what_lies_in_the_working_directory_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "router").mkdir()
+    (tmp_path / "router" / "__init__.py").write_text("raise SystemExit('not ours')")
+    monkeypatch.chdir(tmp_path)
+    async with served(ListenerProcess) as server:
+        await echoed(server.address)
+
+
 async def test_cuts_are_counted_by_their_reason() -> None:
     async with served(ListenerProcess) as server:
         await echoed(server.address)

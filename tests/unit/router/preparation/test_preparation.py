@@ -147,6 +147,15 @@ async def test_a_prepared_request_is_the_same_from_a_process() -> None:
             assert repr(there.error) == repr(here.error)
 
 
+async def test_what_lies_in_the_working_directory_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "router").mkdir()
+    (tmp_path / "router" / "__init__.py").write_text("open('was_run', 'w')")
+    monkeypatch.chdir(tmp_path)
+    async with running() as prepares:
+        assert (await prepares.prepare(work_of("tokenize", {"prompt": "a" * 5000}), "")).error is None
+    assert not (tmp_path / "was_run").exists()
+
+
 async def test_a_process_that_is_killed_is_replaced_and_its_request_read_again() -> None:
     async with running() as prepares:
         work = work_of("tokenize", {"prompt": "a" * 200, "x": "a" * 200_000})
