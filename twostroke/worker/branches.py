@@ -78,6 +78,10 @@ class WaitingGate(ClaimGate, Protocol):
 class Prefetching(Protocol):
     """Prepares what sequences that wait will need."""
 
+    @property
+    def admits_beside_steps(self) -> bool:
+        """Whether sequences may be admitted while a step runs: not where loads are weighed against the next step."""
+
     def begin_admission(self, waiting: ListOf[Sequence]) -> None:
         """Called before sequences are admitted, with those that are looked at."""
 
@@ -243,6 +247,10 @@ class Branches:
         for each in self.each:
             role = each.handlers(role)
         return role
+
+    @property
+    def admits_beside_steps(self) -> bool:
+        return all(each.admits_beside_steps for each in self._prefetch)
 
     def begin_admission(self, waiting: ListOf[Sequence]) -> None:
         for each in self._prefetch:

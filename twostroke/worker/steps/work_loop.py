@@ -193,7 +193,7 @@ class WorkLoop:
             self._send(emissions, role)
             emissions = []
             if step is not None and running is not None:
-                self._admit_beside = functools.partial(self._admit, role, prefetch)
+                self._let_admit(role, prefetch)
                 emissions = await self._update(step, running, role)
             elif work is None:
                 await self._wake.wait()
@@ -222,6 +222,11 @@ class WorkLoop:
             self._metrics.admitted(admission.sequence)
             role.admitted(admission)
         prefetch.end_admission(self._scheduler.running)
+
+    def _let_admit(self, role: RoleHandlers, prefetch: Prefetching) -> None:
+        """Lets new sequences be admitted beside the step that has begun."""
+        if prefetch.admits_beside_steps:
+            self._admit_beside = functools.partial(self._admit, role, prefetch)
 
     def _admit_new(self) -> None:
         if self._admit_beside is None or self._admission_error is not None or not self._scheduler.has_new:

@@ -60,6 +60,8 @@ MAX_MODEL_LEN = 1 << 30
 class _NoPrefetch:
     """A worker without tiers has nothing to prefetch."""
 
+    admits_beside_steps = True
+
     def begin_admission(self, waiting: Sequence[KnownSequence]) -> None: ...
 
     def end_admission(self, running: int) -> None: ...

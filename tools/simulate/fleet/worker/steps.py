@@ -318,6 +318,10 @@ class SimulatedLoop:
 
     def _admit_new(self) -> None:
         """Admits new sequences beside the step that runs, as the live work loop does."""
+        watch = self._watch
+        assert watch is not None
+        if not watch.prefetch.admits_beside_steps:
+            return
         if self._flight is not None and self._scheduler.has_new and not self._is_over:
             self._admit()
             self._host.notify()
