@@ -48,8 +48,8 @@ def test_a_flag_that_the_subcommand_does_not_know_is_no_silent_loss(
 
 def test_what_was_said_is_known_even_where_it_is_the_default() -> None:
     assert parsed("bench", "--arrivals", "poisson").flags_given == {"arrivals"}
-    assert parsed("bench", "--no-stream", "--rate=2").said == {"stream", "rate"}
-    assert parsed("bench", "--seed", "0", "compare", "http://a", "--rounds", "3").said == {"seed", "rounds"}
+    assert parsed("bench", "--no-stream", "--rate=2").flags_given == {"stream", "rate"}
+    assert parsed("bench", "--seed", "0", "compare", "http://a", "--rounds", "3").flags_given == {"seed", "rounds"}
 
 
 @pytest.mark.parametrize(
