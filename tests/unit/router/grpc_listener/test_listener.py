@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -98,27 +99,67 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("name", FLOODS)
-async def test_a_flood_is_cut_and_told_why_while_others_are_served(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_cost, "FIRST_CREDIT", 400)
+@pytest.mark.parametrize("name", [name for name in FLOODS if name != "continuations"])
+async def test_a_flood_goes_on_as_slowly_as_time_pays_for_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is cut after a while, and told why; others are served meanwhile."""
+    monkeypatch.setattr(connection_cost, "FIRST_CREDIT", 40)
+    monkeypatch.setattr(listener, "MOST_PACED_S", 1.0)
     monkeypatch.setattr(listener, "LINGER_S", 0.2)
+    spent, came = [0], connection_cost.ConnectionCost.came
+
+    def counted(cost: connection_cost.ConnectionCost, length: int, kind: int, flags: int, stream: int) -> None:
+        before = cost._credit
+        came(cost, length, kind, flags, stream)
+        spent[0] += max(0, before - cost._credit)
+
+    monkeypatch.setattr(connection_cost.ConnectionCost, "came", counted)
     async with served() as server, connected(server.address) as (reader, writer):
         telling = asyncio.create_task(goaway_of(reader))
-        for stream in range(1, 4000, 2):
-            if telling.done():
-                break
-            writer.write(FLOODS[name](stream))
-            if stream % 64 == 1:
-                await asyncio.sleep(0.001)
-        last, error = struct.unpack(">II", (said := await telling)[:8])
+        began_s = time.monotonic()
+        writer.write(b"".join(FLOODS[name](stream) for stream in range(1, 4000, 2)))
+        await echoed(server.address)
+        error, text = struct.unpack(">I", (said := await telling)[4:8])[0], said[8:]
         assert error == CALM
-        assert b"costs too much for what its calls are worth" in said
-        assert last < 4000
+        assert b"costs too much for what its calls are worth" in text
+        most = 40 + connection_cost.CREDIT_PER_S * (time.monotonic() - began_s) + 2 * connection_cost.RESET_COST
+        assert spent[0] < most + 20  # a few frames are the honest client's
         await echoed(server.address)
         async with asyncio.timeout(PATIENCE_S):
             with contextlib.suppress(ConnectionError):
                 while await reader.read(1 << 16):  # until it is closed
                     pass
+
+
+async def test_header_fields_without_end_are_cut_at_once() -> None:
+    async with served() as server, connected(server.address) as (reader, writer):
+        writer.write(b"".join(FLOODS["continuations"](stream) for stream in range(1, 400, 2)))
+        assert b"headers" in await goaway_of(reader)
+        await echoed(server.address)
+
+
+async def test_header_fields_that_do_not_come_to_their_end_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "ARRIVAL_S", 0.3)
+    async with served() as server, connected(server.address) as (reader, writer):
+        writer.write(frame(HEADERS, END_HEADERS, 1, fields("Echo"))[:20])
+        async with asyncio.timeout(5):
+            with contextlib.suppress(ConnectionError):
+                while await reader.read(1 << 16):
+                    pass
+
+
+async def test_open_calls_are_answered_while_their_connection_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_cost, "FIRST_CREDIT", 400)
+    async with served() as server, connected(server.address) as (reader, writer):
+        writer.write(frame(HEADERS, END_HEADERS, 1, fields("Stream")) + frame(DATA, END_STREAM, 1, message(b"500")))
+        for n in range(3, 103, 2):
+            writer.write(FLOODS["rapid resets"](n))
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                kind, flags, stream, payload = await next_frame(reader)
+                assert kind != GOAWAY, payload
+                if kind == HEADERS and stream == 1 and flags & END_STREAM:
+                    break
+        assert not server.cuts
 
 
 async def test_calls_of_others_do_not_wait_behind_a_flood_of_calls() -> None:
