@@ -71,6 +71,8 @@ class Owner(Protocol):
     def cut(self, connection: ClientConnection, why: str) -> None:
         """Takes the client's socket over, which is closed a little later."""
 
+    def failed_to_dial(self, error: OSError) -> None: ...
+
     def closed(self, connection: ClientConnection) -> None: ...
 
 
@@ -226,7 +228,8 @@ class ClientConnection:
         try:
             host, port = self.client.getpeername()[:2]
             self._router = _dialled(self._owner.backend, host, port)
-        except OSError:
+        except OSError as error:
+            self._owner.failed_to_dial(error)
             self.close()
             return False
         return True

@@ -39,6 +39,8 @@ BYTES_PER_CREDIT = 8
 MOST_DATA_CREDIT = 4
 """What one frame of an answer gives at most: clients open their windows for it, and measure with a ping."""
 FRAMES, HEADERS_WITHOUT_END = "frames", "headers"
+UNREACHED = "unreached"
+"""What the router is told where its own socket cannot be reached."""
 REASONS = (FRAMES, HEADERS_WITHOUT_END)
 """For which a connection is cut."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from router.grpc_listener.call_window import CallWindow
 from router.grpc_listener.connection import PIECE_BYTES, READ, ClientConnection, ConnectionStage, has_hung_up
-from router.grpc_listener.connection_cost import CREDIT_PER_S, FRAMES
+from router.grpc_listener.connection_cost import CREDIT_PER_S, FRAMES, UNREACHED
 
 ARRIVAL_S = 20.0
 """For the handshake of TLS and the preface, and for the header fields of a call."""
@@ -64,6 +64,7 @@ class GrpcListener:
         """Connections whose next call waits; the next one comes first."""
         self._paced: dict[ClientConnection, None] = {}
         """Connections that wait for credit."""
+        self._has_failed_to_dial = False
         self._accepts_at_s: float | None = None
         """When clients are taken again. None: they are."""
         self._looks_at_s = self._now_s + LOOK_S
@@ -118,8 +119,19 @@ class GrpcListener:
         self._lingering.append((self._now_s + LINGER_S, connection.client))
         if len(self._lingering) > MOST_LINGERING:
             self._lingering.popleft()[1].close()
+        address = ""
         with contextlib.suppress(OSError):
-            os.write(self._told, f"{why}\n".encode())
+            address = connection.client.getpeername()[0]
+        self._tell(why, address)
+
+    def failed_to_dial(self, error: OSError) -> None:
+        if not self._has_failed_to_dial:
+            self._has_failed_to_dial = True
+            self._tell(UNREACHED, str(error))
+
+    def _tell(self, what: str, detail: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._told, f"{what} {detail}\n".encode())
 
     def closed(self, connection: ClientConnection) -> None:
         self._forget(connection)

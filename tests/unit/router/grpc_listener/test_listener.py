@@ -105,7 +105,7 @@ async def test_a_flood_goes_on_as_slowly_as_time_pays_for_it(name: str, monkeypa
     monkeypatch.setattr(connection_cost, "FIRST_CREDIT", 40)
     monkeypatch.setattr(listener, "MOST_PACED_S", 1.0)
     monkeypatch.setattr(listener, "LINGER_S", 0.2)
-    spent, came = [0], connection_cost.ConnectionCost.came
+    spent, came = [0.0], connection_cost.ConnectionCost.came
 
     def counted(cost: connection_cost.ConnectionCost, length: int, kind: int, flags: int, stream: int) -> None:
         before = cost._credit

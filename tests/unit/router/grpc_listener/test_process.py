@@ -42,6 +42,20 @@ async def test_what_lies_in_the_working_directory_is_not_run(tmp_path: Path, mon
         await echoed(server.address)
 
 
+async def test_what_the_process_says_is_logged_and_known_reasons_are_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with served(ListenerProcess) as server:
+        for line in ("headers 10.0.0.1", "frames 10.0.0.2", "else 10.0.0.3", "unreached path too long"):
+            server.listener._hear(line)
+        assert server.cuts == {"headers": 1, "frames": 1}
+    said = [each.getMessage() for each in caplog.records if each.name == "router.grpc_listener.running"]
+    assert said == [
+        "a gRPC connection cost too much and was cut client=10.0.0.1 reason=headers",
+        "clients of the gRPC port are closed: the router's socket cannot be reached error=path too long",
+    ]
+
+
 async def test_cuts_are_counted_by_their_reason() -> None:
     async with served(ListenerProcess) as server:
         await echoed(server.address)
