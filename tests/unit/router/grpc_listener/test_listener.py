@@ -10,6 +10,7 @@ import struct
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import cast
 
 import grpc
 import grpc.aio
@@ -18,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from router.addresses import bind_listener
 from router.grpc_listener import connection_cost, listener
+from router.grpc_listener.connection import ClientConnection, ConnectionStage
 from router.grpc_listener.listener import GrpcListener
 from router.http_server.protocol import STALL_S
 from tests.trials.chaos.neighbours.wire import (
@@ -243,15 +245,37 @@ async def test_who_is_in_the_queue_when_the_listener_leaves_is_served(tmp_path: 
     os.write(ours, listener.LEAVE)
     loop = GrpcListener(listening, theirs, str(tmp_path / "none"), 100, None, 2)
     running = asyncio.create_task(asyncio.to_thread(loop.run))
-    await asyncio.sleep(0.5)
-    for client in clients:
-        client.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            client.recv(1)
-        client.close()
-    os.close(ours)
-    await running
-    os.close(theirs)
+    try:
+        await asyncio.sleep(0.5)
+        for client in clients:
+            client.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                client.recv(1)
+    finally:
+        for client in clients:
+            client.close()
+        os.close(ours)
+        await running
+        os.close(theirs)
+
+
+@pytest.mark.parametrize(
+    ("stuck_s", "is_left", "is_late"), [(4.0, True, False), (6.0, True, True), (6.0, False, False), (61.0, False, True)]
+)
+def test_who_takes_nothing_has_less_time_after_the_router(stuck_s: float, is_left: bool, is_late: bool) -> None:
+    class Stuck:
+        stage = ConnectionStage.OPEN
+        headers_since_s = None
+
+        def stuck_s(self) -> float:
+            return stuck_s
+
+    connection = Stuck()
+    connection.is_left = is_left  # type: ignore[attr-defined]
+    loop = GrpcListener(socket.socket(), 0, "", 1, None, 2)
+    loop._listening.close()
+    assert loop._is_late(cast("ClientConnection", connection)) == is_late
+    loop._selector.close()
 
 
 # Honest clients
