@@ -5,7 +5,8 @@ end, calls that are reset as soon as they have begun. The process reads the head
 else of them, and does three things about such clients:
 
 connection_cost  each connection has credit. Frames and calls that come to nothing take from it, answers and time give
-                 it back. Where none is left, the connection is told so and cut
+                 it back. Where none is left, the connection is read as slowly as time gives credit. To cut it would
+                 end the other calls of an honest one, and a hostile one would come again with the credit of a newcomer
 call_window      few calls are passed on before the router has looked at those before, and connections take turns
 connection       what a client does not read is not asked for, and while it does not read, nothing of it is taken
 

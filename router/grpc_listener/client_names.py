@@ -1,7 +1,13 @@
-"""How a router is told whose connection it serves: by the path of the Unix socket, which only its user can choose."""
+"""How a router is told whose connection it serves: by the path of the Unix socket, which only its user can choose.
+
+The path of a Unix socket has 107 bytes at most. So the name is short: 24 characters for an address of IPv6.
+"""
 
 from __future__ import annotations
 
+import base64
+import socket
+import struct
 from urllib.parse import unquote
 
 SEPARATOR = "~"
@@ -9,11 +15,15 @@ SEPARATOR = "~"
 
 def socket_path(backend: str, host: str, port: int) -> str:
     """Returns the path to which the socket of a client's connection is bound before it connects to `backend`."""
-    return f"{backend}{SEPARATOR}{host}:{port}"
+    address = host.partition("%")[0]
+    packed = socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
+    return f"{backend}{SEPARATOR}{base64.urlsafe_b64encode(packed + struct.pack('>H', port)).decode()}"
 
 
 def client_host(peer: str) -> str:
     """Returns the address of the client, without its port. `peer`: what gRPC calls it."""
     name = unquote(peer)
-    _, _, address = name.rpartition(SEPARATOR) if SEPARATOR in name else name.partition(":")
-    return address.rpartition(":")[0].strip("[]")
+    if SEPARATOR not in name:
+        return name.partition(":")[2].rpartition(":")[0].strip("[]")
+    packed = base64.urlsafe_b64decode(name.rpartition(SEPARATOR)[2])[:-2]
+    return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)

@@ -1,11 +1,12 @@
 """One connection of a client, and the one to the router that stands for it. Bytes pass as they came.
 
     ARRIVING   the handshake of TLS, then the preface; the router knows nothing of it
-    OPEN       bytes go both ways, until one side ends or the client has cost too much
+    OPEN       bytes go both ways, until one side ends or the client has cost too much for long
     CLOSED
 
 It reads a side only when the other one has taken what came before, so it keeps one piece of each direction at most. Of
-a client that does not read, nothing more is taken.
+a client that does not read, nothing more is taken. Nor of one without credit: what it sends waits until time has given
+some, and what the router answers goes on, so the calls that it has open suffer little from its others.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from router.grpc_listener.client_names import socket_path
-from router.grpc_listener.connection_cost import FRAMES, HEADERS_WITHOUT_END, ConnectionCost
+from router.grpc_listener.connection_cost import CREDIT_PER_S, HEADERS_WITHOUT_END, ConnectionCost
 from router.grpc_listener.frames import (
     ENHANCE_YOUR_CALM,
     HEADERS,
@@ -62,10 +63,15 @@ class Owner(Protocol):
 
     def call_ended(self, connection: ClientConnection, stream: int) -> None: ...
 
+    def pace(self, connection: ClientConnection) -> None:
+        """Calls `resume` when time has given credit."""
+
     def now_s(self) -> float: ...
 
     def cut(self, connection: ClientConnection, why: str) -> None:
         """Takes the client's socket over, which is closed a little later."""
+
+    def failed_to_dial(self, error: OSError) -> None: ...
 
     def closed(self, connection: ClientConnection) -> None: ...
 
@@ -85,7 +91,10 @@ class ClientConnection:
         "_waiting",
         "client",
         "cost",
+        "headers_since_s",
         "idle_since_s",
+        "is_paced",
+        "paced_since_s",
         "stage",
         "stuck_since_s",
     )
@@ -104,7 +113,13 @@ class ClientConnection:
         self._up = self._down = b""
         """What the other side has not taken yet."""
         self._waiting: bytes | None = None
-        """What came behind and with a call that has to wait for its turn."""
+        """What came behind and with a call that has to wait for its turn, or a frame that has to wait for credit."""
+        self.is_paced = False
+        """What waits has to wait for credit."""
+        self.paced_since_s: float | None = None
+        """Since when it has had to wait for credit, without a second's worth of it since."""
+        self.headers_since_s: float | None = None
+        """Since when header fields have been there that are not complete."""
         self.stuck_since_s: float | None = None
         """Since when the client has taken nothing of what is there for it. None: nothing is."""
         self._is_ending = False
@@ -114,7 +129,7 @@ class ClientConnection:
 
     @property
     def has_calls(self) -> bool:
-        return self._waiting is not None or self.cost.has_calls
+        return (self._waiting is not None and not self.is_paced) or self.cost.has_calls
 
     @property
     def next_stream(self) -> int:
@@ -145,11 +160,12 @@ class ClientConnection:
             self._owner.closed(self)
 
     def resume(self) -> None:
-        """Passes on the call that has waited, and what came behind it."""
+        """Passes on the call that has waited for its turn or the frame that time has paid for, and what came behind."""
         waited, self._waiting = self._waiting, None
+        is_granted, self.is_paced = not self.is_paced, False
         if waited is None or self.stage is not ConnectionStage.OPEN:
             return
-        self._take_up(waited, is_granted=True)
+        self._take_up(waited, is_granted)
         if self.is_tls and self.stage is ConnectionStage.OPEN:
             self._on_client(READ)  # what TLS has read already wakes nobody
         self._update()
@@ -212,7 +228,8 @@ class ClientConnection:
         try:
             host, port = self.client.getpeername()[:2]
             self._router = _dialled(self._owner.backend, host, port)
-        except OSError:
+        except OSError as error:
+            self._owner.failed_to_dial(error)
             self.close()
             return False
         return True
@@ -220,14 +237,23 @@ class ClientConnection:
     def _take_up(self, piece: bytes, is_granted: bool = False) -> None:
         """`is_granted`: its first frame begins a call whose turn it is."""
         reader, cost = self._frames_up, self.cost
+        if cost.credit(self._owner.now_s()) >= CREDIT_PER_S:
+            self.paced_since_s = None
+        headers_since_s, self.headers_since_s = self.headers_since_s, None
         for at, length, kind, flags, stream in reader.frames(piece):
+            if cost.is_spent:
+                reader.stop_before(at)
+                self._pace(piece[at:])
+                break
             if kind == HEADERS:
                 try:
                     is_whole = header_end(piece, at) is not None
                 except TooManyHeaders:
-                    self._cut(HEADERS_WITHOUT_END)
+                    self.cut(HEADERS_WITHOUT_END)
                     return
                 if not is_whole:
+                    cost.came_in_part()
+                    self.headers_since_s = headers_since_s or self._owner.now_s()
                     reader.stop_before(at)
                     break
                 if stream > cost.last_stream and not is_granted and not self._owner.may_begin_call(self, stream):
@@ -237,11 +263,15 @@ class ClientConnection:
                 is_granted = False
             cost.came(length, kind, flags, stream)
         self._rest_up = b"" if self._waiting else piece[reader.whole :]
-        if cost.is_spent(self._owner.now_s()):
-            self._cut(FRAMES)
-            return
         self._send_up(piece[: reader.whole])
         self._note_idle()
+
+    def _pace(self, piece: bytes) -> None:
+        """Keeps what the connection has no credit for until time has given some."""
+        self._waiting, self.is_paced = piece, True
+        if self.paced_since_s is None:
+            self.paced_since_s = self._owner.now_s()
+        self._owner.pace(self)
 
     def _send_up(self, piece: bytes) -> None:
         if self._router is None:
@@ -295,7 +325,7 @@ class ClientConnection:
         if self.has_calls:
             self.idle_since_s = self._owner.now_s()
 
-    def _cut(self, why: str) -> None:
+    def cut(self, why: str) -> None:
         """Says why, where the last frame to the client has ended, and leaves its socket to the owner."""
         if self._frames_down.is_between_frames and not self._down:
             text = f"this connection costs too much for what its calls are worth: {why}"
@@ -311,6 +341,7 @@ class ClientConnection:
             self._router.close()
             self._router = None
         self._waiting = None
+        self.is_paced = False
 
     def _update(self) -> None:
         """Watches what can be gone on with."""

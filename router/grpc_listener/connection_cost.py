@@ -13,24 +13,34 @@ from router.grpc_listener.frames import (
 )
 
 FIRST_CREDIT = 2048
-"""Credit of a new connection: 64 calls that are reset, 256 that are refused, or 2,048 frames that answer nothing."""
+"""Credit of a new connection: 64 calls that are reset at once, 512 whose deadlines end, or 2,048 frames for nothing."""
 MOST_CREDIT = 160_000
 """Credit that a connection may save: for giving up all of its 4,096 streams at once."""
 CREDIT_PER_S = 80
-"""Given for time, however little is asked: for pings, and for ten refusals a second."""
+"""Given for time. A flood goes on at this rate: it is read as slowly as time pays for it."""
 RESET_COST = 32
-"""What a call costs that the client resets before anything was answered: the router has begun to serve it."""
-REFUSAL_COST = 8
+"""What a call costs that the client resets soon, before anything was answered: the router has begun to serve it."""
+LATE_RESET_COST = 4
+"""What it costs later, at a deadline of the client."""
+LATE_S = 0.5
+"""The age of a call whose reset is late: a flood of these has that many calls open."""
+REFUSAL_COST = 1
 """What a call costs that the router refuses."""
 CALL_CREDIT = 512
-"""What a call gives that ends with an answer: it pays for sixteen that are reset."""
-SMALL_BYTES = 16
-"""A frame of DATA with fewer bytes costs what it costs without any."""
+"""What a call gives at most that ends with an answer: it pays for sixteen that are reset."""
+CREDIT_PER_BYTE = 8
+"""What each byte of an answer gives at its end."""
+LEAST_ANSWER_BYTES = 32
+"""Answers with fewer bytes give nothing at their end: anybody may ask for the server's health."""
+FREE_DATA_BYTES = 1024
+"""A frame of DATA with as many bytes costs nothing, and one without any costs 1."""
 BYTES_PER_CREDIT = 8
 """Bytes of an answer that give one unit: a window of one byte lets a byte through, which pays for nothing."""
 MOST_DATA_CREDIT = 4
 """What one frame of an answer gives at most: clients open their windows for it, and measure with a ping."""
 FRAMES, HEADERS_WITHOUT_END = "frames", "headers"
+UNREACHED = "unreached"
+"""What the router is told where its own socket cannot be reached."""
 REASONS = (FRAMES, HEADERS_WITHOUT_END)
 """For which a connection is cut."""
 
@@ -38,40 +48,60 @@ REASONS = (FRAMES, HEADERS_WITHOUT_END)
 class ConnectionCost:
     """The credit of one connection, and its open calls."""
 
-    __slots__ = ("_at_s", "_credit", "_is_answered", "last_stream", "useful_calls")
+    __slots__ = ("_at_s", "_calls", "_credit", "last_stream", "useful_calls")
 
     def __init__(self, now_s: float) -> None:
         self._credit: float = FIRST_CREDIT
         self._at_s = now_s
-        self._is_answered: dict[int, bool] = {}
-        """Open calls by their streams, and whether something was answered."""
+        self._calls: dict[int, tuple[float, int]] = {}
+        """Open calls by their streams: when they began, and the bytes that were answered."""
         self.last_stream = 0
         """The highest that the client has opened."""
         self.useful_calls = 0
 
     @property
     def has_calls(self) -> bool:
-        return bool(self._is_answered)
+        return bool(self._calls)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing more of the client may be passed on now."""
+        return self._credit < 0
+
+    def credit(self, now_s: float) -> float:
+        """Returns the credit with what time has given."""
+        self._credit = min(MOST_CREDIT, self._credit + CREDIT_PER_S * (now_s - self._at_s))
+        self._at_s = now_s
+        return self._credit
 
     def came(self, length: int, kind: int, flags: int, stream: int) -> None:
         """Counts a frame of the client."""
         if kind == DATA:
-            if length < SMALL_BYTES and not flags & END_STREAM:
+            if stream not in self._calls:
                 self._credit -= 1
+            elif not flags & END_STREAM:
+                self._credit -= max(0.0, 1 - length / FREE_DATA_BYTES)
         elif kind == HEADERS and stream > self.last_stream:
             self.last_stream = stream
-            self._is_answered[stream] = False
+            self._calls[stream] = self._at_s, 0
         elif kind == RST_STREAM:
-            self._credit -= 1 if self._is_answered.pop(stream, True) else RESET_COST
+            began_s, answered = self._calls.pop(stream, (0.0, 1))
+            is_late = self._at_s - began_s >= LATE_S
+            self._credit -= 1 if answered else LATE_RESET_COST if is_late else RESET_COST
         else:
             self._credit -= 1
+
+    def came_in_part(self) -> None:
+        """Counts a piece that does not complete its header fields: all of them are looked at again."""
+        self._credit -= 1
 
     def sent(self, length: int, kind: int, flags: int, stream: int) -> bool:
         """Counts a frame of the router. Returns whether it ends a call."""
         if kind == DATA:
             self._credit += min(MOST_DATA_CREDIT, length / BYTES_PER_CREDIT)
-            if stream in self._is_answered:
-                self._is_answered[stream] = True
+            if stream in self._calls:
+                began_s, answered = self._calls[stream]
+                self._calls[stream] = began_s, answered + length
         elif kind == RST_STREAM or (kind == HEADERS and flags & END_STREAM):
             self._end(stream)
             return True
@@ -79,16 +109,10 @@ class ConnectionCost:
             self._credit += 1
         return False
 
-    def is_spent(self, now_s: float) -> bool:
-        """Returns whether the connection must be cut. Asked after the frames of each piece."""
-        self._credit = min(MOST_CREDIT, self._credit + CREDIT_PER_S * (now_s - self._at_s))
-        self._at_s = now_s
-        return self._credit < 0
-
     def _end(self, stream: int) -> None:
-        was_answered = self._is_answered.pop(stream, None)
-        if was_answered:
+        _, answered = self._calls.pop(stream, (0.0, None))
+        if answered:
             self.useful_calls += 1
-            self._credit += CALL_CREDIT
-        elif was_answered is False:
+            self._credit += min(CALL_CREDIT, CREDIT_PER_BYTE * answered) if answered >= LEAST_ANSWER_BYTES else 0
+        elif answered == 0:
             self._credit -= REFUSAL_COST

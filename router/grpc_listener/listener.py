@@ -13,9 +13,10 @@ from collections.abc import Callable
 
 from router.grpc_listener.call_window import CallWindow
 from router.grpc_listener.connection import PIECE_BYTES, READ, ClientConnection, ConnectionStage, has_hung_up
+from router.grpc_listener.connection_cost import CREDIT_PER_S, FRAMES, UNREACHED
 
 ARRIVAL_S = 20.0
-"""For the handshake of TLS and the preface."""
+"""For the handshake of TLS and the preface, and for the header fields of a call."""
 LINGER_S = 2.0
 """A client that was cut is told so, and finds nobody who reads or closes for this time: a flood costs who sends it."""
 MOST_LINGERING = 1024
@@ -29,6 +30,10 @@ STALL_S = 60.0
 """After this time a client that takes nothing of what is there for it is gone, as over HTTP."""
 STUCK_S = 5.0
 """After this time it makes room for others, and is gone where the router has ended its side."""
+PACE_S = 0.2
+"""The credit of this time is given at once to a connection that waits for some."""
+MOST_PACED_S = 600.0
+"""A connection that has waited for credit for so long, without a second's worth of it, is a flood and is cut."""
 STOP_S = 2.0
 """Time for clients to take the rest when the router has ended."""
 SEEN, LEAVE = b".", b"l"
@@ -57,6 +62,9 @@ class GrpcListener:
         self._window = CallWindow()
         self._turns: dict[ClientConnection, None] = {}
         """Connections whose next call waits; the next one comes first."""
+        self._paced: dict[ClientConnection, None] = {}
+        """Connections that wait for credit."""
+        self._has_failed_to_dial = False
         self._accepts_at_s: float | None = None
         """When clients are taken again. None: they are."""
         self._looks_at_s = self._now_s + LOOK_S
@@ -72,7 +80,10 @@ class GrpcListener:
             for key, events in ready:
                 key.data(events)
             self._grant()
+            self._pay()
             self._look()
+        for _, client in self._lingering:
+            client.close()
 
     # For connections
 
@@ -97,6 +108,9 @@ class GrpcListener:
         self._turns[connection] = None
         return False
 
+    def pace(self, connection: ClientConnection) -> None:
+        self._paced[connection] = None
+
     def call_ended(self, connection: ClientConnection, stream: int) -> None:
         self._window.ended((connection, stream))
 
@@ -105,8 +119,19 @@ class GrpcListener:
         self._lingering.append((self._now_s + LINGER_S, connection.client))
         if len(self._lingering) > MOST_LINGERING:
             self._lingering.popleft()[1].close()
+        address = ""
         with contextlib.suppress(OSError):
-            os.write(self._told, f"{why}\n".encode())
+            address = connection.client.getpeername()[0]
+        self._tell(why, address)
+
+    def failed_to_dial(self, error: OSError) -> None:
+        if not self._has_failed_to_dial:
+            self._has_failed_to_dial = True
+            self._tell(UNREACHED, str(error))
+
+    def _tell(self, what: str, detail: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._told, f"{what} {detail}\n".encode())
 
     def closed(self, connection: ClientConnection) -> None:
         self._forget(connection)
@@ -114,6 +139,7 @@ class GrpcListener:
     def _forget(self, connection: ClientConnection) -> None:
         self._connections.pop(connection, None)
         self._turns.pop(connection, None)
+        self._paced.pop(connection, None)
 
     # Its own events
 
@@ -190,6 +216,17 @@ class GrpcListener:
             else:
                 break
 
+    def _pay(self) -> None:
+        """Goes on with connections to which time has given credit."""
+        for each in list(self._paced):
+            if has_hung_up(each.client):
+                each.close()
+            elif each.paced_since_s is not None and each.paced_since_s + MOST_PACED_S <= self._now_s:
+                each.cut(FRAMES)
+            elif each.cost.credit(self._now_s) >= CREDIT_PER_S * PACE_S:
+                del self._paced[each]
+                each.resume()
+
     def _look(self) -> None:
         while self._lingering and self._lingering[0][0] <= self._now_s:
             self._lingering.popleft()[1].close()
@@ -204,6 +241,9 @@ class GrpcListener:
     def _is_late(self, connection: ClientConnection) -> bool:
         if connection.stage is ConnectionStage.ARRIVING:
             return connection.idle_since_s + ARRIVAL_S < self._now_s
+        since_s = connection.headers_since_s
+        if since_s is not None and since_s + ARRIVAL_S < self._now_s and not connection.is_paced:
+            return True
         stuck_s = connection.stuck_s()
         return stuck_s >= STALL_S or (stuck_s >= STUCK_S and connection.is_left)
 
@@ -212,6 +252,8 @@ class GrpcListener:
         until_s = [self._looks_at_s]
         if self._turns and (expires_s := self._window.expires_s()) is not None:
             until_s.append(expires_s)
+        if self._paced:
+            until_s.append(self._now_s + PACE_S)
         if self._lingering:
             until_s.append(self._lingering[0][0])
         if self._accepts_at_s is not None:

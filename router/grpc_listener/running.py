@@ -9,10 +9,11 @@ import os
 import secrets
 import socket
 import sys
+import time
 from collections.abc import Callable
 
 from router.child_environment import child_environment
-from router.grpc_listener.connection_cost import REASONS
+from router.grpc_listener.connection_cost import REASONS, UNREACHED
 from router.grpc_listener.listener import LEAVE, SEEN, STOP_S
 from twostroke.base.credentials import TlsConfig
 from twostroke.security.trusted_paths import private_folder, remove_abandoned_sockets
@@ -24,6 +25,8 @@ LEAST_AGE_S = 60.0
 """Sockets of other routers that are younger may be about to listen."""
 END_S = STOP_S + 1.0
 """Time for the process to end after its router has."""
+LOG_EVERY_S = 1.0
+"""Between two lines about connections that were cut."""
 AGAIN_S = 0.5
 """Between two starts, where the process ends by itself."""
 
@@ -48,6 +51,7 @@ class ListenerProcess:
         self._control: int | None = None
         self._running: asyncio.Task[None] | None = None
         self._is_leaving = False
+        self._logs_at_s = 0.0
 
     def start(self) -> None:
         self._running = asyncio.create_task(self._run(), name="grpc listener")
@@ -103,15 +107,25 @@ class ListenerProcess:
             os.close(control)
         assert process.stdout is not None
         try:
-            async for reason in process.stdout:
-                if (why := reason.decode(errors="replace").strip()) in REASONS:
-                    self._count_cut(why)
+            async for line in process.stdout:
+                self._hear(line.decode(errors="replace").strip())
             status = await process.wait()
         except asyncio.CancelledError:
             process.kill()
             raise
         if not self._is_leaving:
             log.error("the process of the gRPC port ended, its clients have to connect again status=%d", status)
+
+    def _hear(self, line: str) -> None:
+        """Counts a connection that was cut, and logs it unless another one was a moment ago."""
+        what, _, detail = line.partition(" ")
+        if what == UNREACHED:
+            log.error("clients of the gRPC port are closed: the router's socket cannot be reached error=%s", detail)
+        elif what in REASONS:
+            self._count_cut(what)
+            if time.monotonic() >= self._logs_at_s:
+                self._logs_at_s = time.monotonic() + LOG_EVERY_S
+                log.warning("a gRPC connection cost too much and was cut client=%s reason=%s", detail, what)
 
     def _say(self, what: bytes) -> None:
         if self._control is not None:

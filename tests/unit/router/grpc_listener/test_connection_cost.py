@@ -36,8 +36,9 @@ class Played:
         self.is_spent = False
 
     def came(self, kind: int, length: int = 8, flags: int = 0, stream: int = 0) -> None:
+        self.cost.credit(self.now_s)
         self.cost.came(length, kind, flags, stream)
-        self.is_spent = self.is_spent or self.cost.is_spent(self.now_s)
+        self.is_spent = self.is_spent or self.cost.is_spent
 
     def sent(self, kind: int, length: int = 8, flags: int = 0, stream: int = 0) -> None:
         self.cost.sent(length, kind, flags, stream)
@@ -65,6 +66,14 @@ def _refused(played: Played, n: int) -> None:
     played.end(2 * n + 1)
 
 
+def _paid_by_health(played: Played, n: int) -> None:
+    played.call(4 * n + 1)
+    played.sent(DATA, 7, 0, 4 * n + 1)
+    played.end(4 * n + 1)
+    played.call(4 * n + 3)
+    played.came(RST_STREAM, 4, 0, 4 * n + 3)
+
+
 FLOODS: dict[str, Callable[[Played, int], None]] = {
     "pings": lambda played, n: played.came(PING),
     "acknowledged pings that nobody sent": lambda played, n: played.came(PING, 8, ACK),
@@ -74,9 +83,11 @@ FLOODS: dict[str, Callable[[Played, int], None]] = {
     "unknown frames": lambda played, n: played.came(0xAA, 100),
     "empty data": lambda played, n: played.came(DATA, 0, 0, 1),
     "bytes of data": lambda played, n: played.came(DATA, 1, 0, 1),
+    "data of streams that are not open": lambda played, n: played.came(DATA, 5000, 0, 12345),
     "trailers": lambda played, n: played.came(HEADERS, 20, END_STREAM, 0),
     "resets": _reset,
     "refused calls": _refused,
+    "resets that questions for health pay": _paid_by_health,
 }
 
 
@@ -152,6 +163,29 @@ def test_answers_that_the_client_breaks_off_cost_nothing_more() -> None:
         played.answer(2 * call + 1)
         played.came(RST_STREAM, 4, 0, 2 * call + 1)
     assert not played.is_spent
+
+
+def test_deadlines_of_hundreds_of_calls_and_refusals_of_thousands_are_not_held_back() -> None:
+    for calls, is_refused in ((500, False), (2000, True)):
+        played = Played()
+        for call in range(calls):
+            played.call(2 * call + 1)
+        played.now_s = costs.LATE_S
+        for call in range(calls):
+            played.end(2 * call + 1) if is_refused else played.came(RST_STREAM, 4, 0, 2 * call + 1)
+        played.came(PING)
+        assert not played.is_spent
+
+
+def test_small_data_costs_the_less_the_larger_it_is() -> None:
+    left = []
+    for length in (0, 16, 512, 1024, 16_000):
+        played = Played()
+        played.call(1)
+        before = played.cost.credit(0.0)
+        played.came(DATA, length, 0, 1)
+        left.append(before - played.cost.credit(0.0))
+    assert left == [1, 1 - 16 / 1024, 0.5, 0, 0]
 
 
 def test_what_the_router_asks_for_is_paid_for() -> None:

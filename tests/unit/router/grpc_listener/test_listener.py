@@ -7,8 +7,10 @@ import contextlib
 import os
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import cast
 
 import grpc
 import grpc.aio
@@ -17,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from router.addresses import bind_listener
 from router.grpc_listener import connection_cost, listener
+from router.grpc_listener.connection import ClientConnection, ConnectionStage
 from router.grpc_listener.listener import GrpcListener
 from router.http_server.protocol import STALL_S
 from tests.trials.chaos.neighbours.wire import (
@@ -98,27 +101,67 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("name", FLOODS)
-async def test_a_flood_is_cut_and_told_why_while_others_are_served(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_cost, "FIRST_CREDIT", 400)
+@pytest.mark.parametrize("name", [name for name in FLOODS if name != "continuations"])
+async def test_a_flood_goes_on_as_slowly_as_time_pays_for_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is cut after a while, and told why; others are served meanwhile."""
+    monkeypatch.setattr(connection_cost, "FIRST_CREDIT", 40)
+    monkeypatch.setattr(listener, "MOST_PACED_S", 1.0)
     monkeypatch.setattr(listener, "LINGER_S", 0.2)
+    spent, came = [0.0], connection_cost.ConnectionCost.came
+
+    def counted(cost: connection_cost.ConnectionCost, length: int, kind: int, flags: int, stream: int) -> None:
+        before = cost._credit
+        came(cost, length, kind, flags, stream)
+        spent[0] += max(0, before - cost._credit)
+
+    monkeypatch.setattr(connection_cost.ConnectionCost, "came", counted)
     async with served() as server, connected(server.address) as (reader, writer):
         telling = asyncio.create_task(goaway_of(reader))
-        for stream in range(1, 4000, 2):
-            if telling.done():
-                break
-            writer.write(FLOODS[name](stream))
-            if stream % 64 == 1:
-                await asyncio.sleep(0.001)
-        last, error = struct.unpack(">II", (said := await telling)[:8])
+        began_s = time.monotonic()
+        writer.write(b"".join(FLOODS[name](stream) for stream in range(1, 4000, 2)))
+        await echoed(server.address)
+        error, text = struct.unpack(">I", (said := await telling)[4:8])[0], said[8:]
         assert error == CALM
-        assert b"costs too much for what its calls are worth" in said
-        assert last < 4000
+        assert b"costs too much for what its calls are worth" in text
+        most = 40 + connection_cost.CREDIT_PER_S * (time.monotonic() - began_s) + 2 * connection_cost.RESET_COST
+        assert spent[0] < most + 20  # a few frames are the honest client's
         await echoed(server.address)
         async with asyncio.timeout(PATIENCE_S):
             with contextlib.suppress(ConnectionError):
                 while await reader.read(1 << 16):  # until it is closed
                     pass
+
+
+async def test_header_fields_without_end_are_cut_at_once() -> None:
+    async with served() as server, connected(server.address) as (reader, writer):
+        writer.write(b"".join(FLOODS["continuations"](stream) for stream in range(1, 400, 2)))
+        assert b"headers" in await goaway_of(reader)
+        await echoed(server.address)
+
+
+async def test_header_fields_that_do_not_come_to_their_end_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "ARRIVAL_S", 0.3)
+    async with served() as server, connected(server.address) as (reader, writer):
+        writer.write(frame(HEADERS, END_HEADERS, 1, fields("Echo"))[:20])
+        async with asyncio.timeout(5):
+            with contextlib.suppress(ConnectionError):
+                while await reader.read(1 << 16):
+                    pass
+
+
+async def test_open_calls_are_answered_while_their_connection_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_cost, "FIRST_CREDIT", 400)
+    async with served() as server, connected(server.address) as (reader, writer):
+        writer.write(frame(HEADERS, END_HEADERS, 1, fields("Stream")) + frame(DATA, END_STREAM, 1, message(b"500")))
+        for n in range(3, 103, 2):
+            writer.write(FLOODS["rapid resets"](n))
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                kind, flags, stream, payload = await next_frame(reader)
+                assert kind != GOAWAY, payload
+                if kind == HEADERS and stream == 1 and flags & END_STREAM:
+                    break
+        assert not server.cuts
 
 
 async def test_calls_of_others_do_not_wait_behind_a_flood_of_calls() -> None:
@@ -202,15 +245,37 @@ async def test_who_is_in_the_queue_when_the_listener_leaves_is_served(tmp_path: 
     os.write(ours, listener.LEAVE)
     loop = GrpcListener(listening, theirs, str(tmp_path / "none"), 100, None, 2)
     running = asyncio.create_task(asyncio.to_thread(loop.run))
-    await asyncio.sleep(0.5)
-    for client in clients:
-        client.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            client.recv(1)
-        client.close()
-    os.close(ours)
-    await running
-    os.close(theirs)
+    try:
+        await asyncio.sleep(0.5)
+        for client in clients:
+            client.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                client.recv(1)
+    finally:
+        for client in clients:
+            client.close()
+        os.close(ours)
+        await running
+        os.close(theirs)
+
+
+@pytest.mark.parametrize(
+    ("stuck_s", "is_left", "is_late"), [(4.0, True, False), (6.0, True, True), (6.0, False, False), (61.0, False, True)]
+)
+def test_who_takes_nothing_has_less_time_after_the_router(stuck_s: float, is_left: bool, is_late: bool) -> None:
+    class Stuck:
+        stage = ConnectionStage.OPEN
+        headers_since_s = None
+
+        def stuck_s(self) -> float:
+            return stuck_s
+
+    connection = Stuck()
+    connection.is_left = is_left  # type: ignore[attr-defined]
+    loop = GrpcListener(socket.socket(), 0, "", 1, None, 2)
+    loop._listening.close()
+    assert loop._is_late(cast("ClientConnection", connection)) == is_late
+    loop._selector.close()
 
 
 # Honest clients

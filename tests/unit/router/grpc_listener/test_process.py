@@ -42,16 +42,30 @@ async def test_what_lies_in_the_working_directory_is_not_run(tmp_path: Path, mon
         await echoed(server.address)
 
 
+async def test_what_the_process_says_is_logged_and_known_reasons_are_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with served(ListenerProcess) as server:
+        for line in ("headers 10.0.0.1", "frames 10.0.0.2", "else 10.0.0.3", "unreached path too long"):
+            server.listener._hear(line)
+        assert server.cuts == {"headers": 1, "frames": 1}
+    said = [each.getMessage() for each in caplog.records if each.name == "router.grpc_listener.running"]
+    assert said == [
+        "a gRPC connection cost too much and was cut client=10.0.0.1 reason=headers",
+        "clients of the gRPC port are closed: the router's socket cannot be reached error=path too long",
+    ]
+
+
 async def test_cuts_are_counted_by_their_reason() -> None:
     async with served(ListenerProcess) as server:
         await echoed(server.address)
         _, writer = await asyncio.open_connection(*server.address.split(":"))
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
-        writer.write(bytes([0, 0, 8, 6, 0, 0, 0, 0, 0, *range(8)]) * 5000)
+        writer.write(bytes([0, 0, 0, 1, 0, 0, 0, 0, 1]) + bytes([0, 0, 0, 9, 0, 0, 0, 0, 1]) * 100)
         async with asyncio.timeout(PATIENCE_S):
             while not server.cuts:
                 await asyncio.sleep(0.01)
-        assert server.cuts == {"frames": 1}
+        assert server.cuts == {"headers": 1}
         writer.transport.abort()
 
 
