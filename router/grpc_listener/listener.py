@@ -64,6 +64,8 @@ class GrpcListener:
         """Connections whose next call waits; the next one comes first."""
         self._paced: dict[ClientConnection, None] = {}
         """Connections that wait for credit."""
+        self._pays_at_s = self._now_s
+        """When these are looked at again."""
         self._has_failed_to_dial = False
         self._accepts_at_s: float | None = None
         """When clients are taken again. None: they are."""
@@ -218,6 +220,9 @@ class GrpcListener:
 
     def _pay(self) -> None:
         """Goes on with connections to which time has given credit."""
+        if self._now_s < self._pays_at_s:
+            return
+        self._pays_at_s = self._now_s + PACE_S
         for each in list(self._paced):
             if has_hung_up(each.client):
                 each.close()
@@ -253,7 +258,7 @@ class GrpcListener:
         if self._turns and (expires_s := self._window.expires_s()) is not None:
             until_s.append(expires_s)
         if self._paced:
-            until_s.append(self._now_s + PACE_S)
+            until_s.append(self._pays_at_s)
         if self._lingering:
             until_s.append(self._lingering[0][0])
         if self._accepts_at_s is not None:
