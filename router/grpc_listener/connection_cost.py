@@ -16,7 +16,7 @@ FIRST_CREDIT = 2048
 """Credit of a new connection: 64 calls that are reset at once, 512 whose deadlines end, or 2,048 frames for nothing."""
 MOST_CREDIT = 160_000
 """Credit that a connection may save: for giving up all of its 4,096 streams at once."""
-CREDIT_PER_S = 80
+CREDIT_PER_S = 400
 """Given for time. A flood goes on at this rate: it is read as slowly as time pays for it."""
 RESET_COST = 32
 """What a call costs that the client resets soon, before anything was answered: the router has begun to serve it."""
