@@ -2,11 +2,10 @@
 
 python -m tests.gate FILE   writes what the tests took to FILE, as JUnit's XML; exit status 1 where a test failed twice
 
-One process collects the tests, and three that it forks run them (`tests.side_by_side`). They share two processors with
-each other, with the clusters that they start and with whatever else the machine does: tests wait for a third of their
-time, and two processes would leave the processors idle as long. A test that passes alone was turned red by that load,
-not by the code: it is named at the end, so that it is mended, and the gate passes. Code that is broken fails alone as
-well. Where many tests fail, none is run again.
+Three processes share two processors with each other, with the clusters that they start and with whatever else the
+machine does: tests wait for a third of their time, and two processes would leave the processors idle as long. A test
+that passes alone was turned red by that load, not by the code: it is named at the end, so that it is mended, and the
+gate passes. Code that is broken fails alone as well. Where many tests fail, none is run again.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from pathlib import Path
 MOST_AGAIN = 8
 """Failed tests that are run once more; where more have failed, it is not the load."""
 FAILED = Path(".pytest_cache/v/cache/lastfailed")
-SIDE_BY_SIDE = ("-p", "tests.side_by_side", "--processes", "3")
-ALONE = ("--last-failed", "--last-failed-no-failures", "none")
+SIDE_BY_SIDE = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
+ALONE = ("--last-failed", "--last-failed-no-failures", "none", "-n", "0")
 TESTS_FAILED = 1
 """Pytest's exit status where tests have failed, and nothing else is wrong."""
 

@@ -39,7 +39,7 @@ def test_what_failed_once_is_run_again(tmp_path: Path, tests: str, status: int, 
         [sys.executable, "-m", "tests.gate", "ran.xml"],
         cwd=tmp_path,
         env={name: text for name, text in os.environ.items() if not name.startswith("PYTEST")}
-        | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"},
         capture_output=True,
         text=True,
         check=False,
