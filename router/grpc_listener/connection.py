@@ -39,10 +39,6 @@ READ, WRITE = 1, 2
 """What a side is watched for; as `selectors` counts."""
 
 
-POLLRDHUP = getattr(select, "POLLRDHUP", select.POLLHUP)
-"""The other side writes no more. Linux alone tells, before what came earlier was read."""
-
-
 class ConnectionStage(enum.Enum):
     ARRIVING = enum.auto()
     OPEN = enum.auto()
@@ -56,7 +52,7 @@ class Owner(Protocol):
     """Path of the router's socket."""
 
     def watch(self, sock: socket.socket, events: int, call: Callable[[int], None]) -> None:
-        """Calls when one of these events happens; no events: never."""
+        """Makes `call` be called when one of these events happens; no events: never."""
 
     def may_begin_call(self, connection: ClientConnection, stream: int) -> bool:
         """Returns whether a call may be passed on now. If not, `resume` is called when it is its turn."""
@@ -213,16 +209,16 @@ class ClientConnection:
         )
 
     def _arrive(self, piece: bytes) -> None:
-        said = self._rest_up + piece
-        if not PREFACE.startswith(said[: len(PREFACE)]):
+        begun = self._rest_up + piece
+        if not PREFACE.startswith(begun[: len(PREFACE)]):
             self.close()
-        elif len(said) < len(PREFACE):
-            self._rest_up = said
+        elif len(begun) < len(PREFACE):
+            self._rest_up = begun
         elif self._dial():
             self._rest_up = b""
             self.stage = ConnectionStage.OPEN
             self._send_up(PREFACE)
-            self._take_up(said[len(PREFACE) :])
+            self._take_up(begun[len(PREFACE) :])
 
     def _dial(self) -> bool:
         try:
@@ -380,7 +376,7 @@ def _dialled(backend: str, host: str, port: int) -> socket.socket:
 def has_hung_up(sock: socket.socket) -> bool:
     """Returns whether the other side has ended the connection, whatever of it was not read yet."""
     poll = select.poll()
-    poll.register(sock, POLLRDHUP)
+    poll.register(sock, select.POLLRDHUP)
     return bool(poll.poll(0))
 
 
