@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # What is never loaded is never compiled: pip would compile seven million lines, for a minute of the processor.
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+# Five times as fast as pip, whose configuration uv does not read: where uv fails, pip installs the same.
+UV     := $(BIN)/uv pip install --quiet --system-certs --python
 TORCH  := 2.13.0
 PROTOS := $(wildcard proto/twostroke/rpc/v1/*.proto)
 ARGS   ?=
@@ -76,14 +78,15 @@ $(VENV)/.torch:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	if nvidia-smi -L >/dev/null 2>&1; then $(PIP) "torch==$(TORCH)" "triton>=3.6"; \
 	else $(PIP) "torch==$(TORCH)+cpu" || $(PIP) --index-url https://download.pytorch.org/whl/cpu "torch==$(TORCH)"; fi
+	$(PIP) "uv==0.13.9"
 	touch $@
 
 $(VENV)/.serve: $(VENV)/.torch pyproject.toml
-	$(PIP) --editable ".[engine,tools]"
+	$(UV) $(BIN)/python --editable ".[engine,tools]" || $(PIP) --editable ".[engine,tools]"
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
-	$(PIP) --editable ".[engine,tools,dev]"
+	$(UV) $(BIN)/python --editable ".[engine,tools,dev]" || $(PIP) --editable ".[engine,tools,dev]"
 	touch $@
 
 serve: $(VENV)/.serve
@@ -138,7 +141,7 @@ $(CLIENTS)/node/.installed: | $(VENV)/.dev
 
 $(CLIENTS)/%/.installed: tests/trials/clients/requirements/%.txt | $(VENV)/.dev
 	$(BIN)/python -m venv --clear --without-pip $(@D)
-	$(CLIENT_PIP) $(@D)/bin/python $(CLIENT_OPTIONS) -r $< \
+	$(UV) $(@D)/bin/python --no-deps -r $< || $(CLIENT_PIP) $(@D)/bin/python $(CLIENT_OPTIONS) -r $< \
 		|| $(CLIENT_PIP) $(@D)/bin/python $(CLIENT_OPTIONS) --extra-index-url https://download.pytorch.org/whl/cpu -r $<
 	touch $@
 
