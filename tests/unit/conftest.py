@@ -21,6 +21,12 @@ def built_kernels() -> Mapping[str, Kernels]:
 
 
 @pytest.fixture(scope="session")
+def built_parts(built_kernels: Mapping[str, Kernels]) -> Mapping[str, Kernels]:
+    """The same, for tests of what is compiled when something needs it."""
+    return built_kernels
+
+
+@pytest.fixture(scope="session")
 def kernels(built_kernels: Mapping[str, Kernels]) -> Kernels:
     """The best that this CPU can run."""
     return built_kernels[IN_GATE[0]]

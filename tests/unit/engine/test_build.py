@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests.unit.engine.batches import Stream, step
 from tests.unit.engine.tiny import PAGE_BYTES, TINY, save_tiny
-from tests.unit.kernels.variants import IN_GATE
+from tests.unit.kernels.variants import IN_GATE, VARIANTS
 from tests.unit.models.family_configs import CONFIGS
 from tests.unit.models.test_registry import saved
 from twostroke.base import cache_key as keys
@@ -255,18 +255,19 @@ def test_a_converted_page_and_a_computed_one_both_lack_the_centers_that_a_bias_g
     assert not torch.equal(whole, computed)
 
 
+@pytest.mark.parametrize("variants", [pytest.param(VARIANTS[:2], marks=() if len(IN_GATE) > 1 else pytest.mark.slow)])
 def test_pages_of_another_variant_are_the_same_within_rounding_and_refused_where_bits_count(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, variants: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fingerprints: dict[bool, set[str]] = {False: set(), True: set()}
-    for variant in IN_GATE:
+    for variant in variants:
         monkeypatch.setenv(OVERRIDE, variant)
         for deterministic, found in fingerprints.items():
             built = build_runner(config(str(tiny), dtype="bfloat16", deterministic=deterministic), tiny)
             found.add(built.model.fingerprint)
             built.close()
     assert len(fingerprints[False]) == 1
-    assert len(fingerprints[True]) == len(IN_GATE)
+    assert len(fingerprints[True]) == len(variants)
 
 
 def test_a_worker_says_what_computes_its_steps_and_why(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

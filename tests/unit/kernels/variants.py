@@ -1,6 +1,7 @@
 """The builds of the native kernels that tests run: in the gate those that workers of this machine choose between.
 
-Every other one takes a compiler a minute and a half, and has the same sources: `make slow` runs them.
+Every other one takes a compiler a minute and a half, and has the same sources: `make slow` runs them. Parts, which are
+compiled when something needs them, are run by the gate in the preferred build alone.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from typing import Generic, TypeVar
 import pytest
 
 from twostroke.kernels.cpu.build import Kernels, load_kernels
+from twostroke.kernels.cpu.choice import CONTENDERS
 from twostroke.kernels.cpu.variants import OVERRIDE, chosen_variants
 from twostroke.models.catalog.places import cache_dir
 
 VARIANTS = [variant.name for variant in chosen_variants()]
 """All that this CPU can run, in the order in which they are preferred."""
-IN_GATE = VARIANTS[:2]
-LATER = VARIANTS[2:]
+IN_GATE = [variant.name for variant in chosen_variants() if variant.needs][:CONTENDERS] or VARIANTS
+LATER = [name for name in VARIANTS if name not in IN_GATE]
+PARTS_IN_GATE = IN_GATE[:1]
+LATER_OF_PARTS = [name for name in VARIANTS if name not in PARTS_IN_GATE]
 
 
 Made = TypeVar("Made")
@@ -56,7 +60,9 @@ def built(name: str) -> Kernels:
 def mark_others_slow(items: Sequence[pytest.Item]) -> None:
     """Leaves to the slow suite each test of a variant that is not the gate's."""
     for item in items:
-        if "built_kernels" in getattr(item, "fixturenames", ()) and isinstance(item, pytest.Function):
+        fixtures = getattr(item, "fixturenames", ())
+        if "built_kernels" in fixtures and isinstance(item, pytest.Function):
+            later = LATER_OF_PARTS if "built_parts" in fixtures else LATER
             values = item.callspec.params.values() if hasattr(item, "callspec") else ()
-            if any(value in VARIANTS and value not in IN_GATE for value in values if isinstance(value, str)):
+            if any(value in later for value in values if isinstance(value, str)):
                 item.add_marker(pytest.mark.slow)

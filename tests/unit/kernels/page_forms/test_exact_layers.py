@@ -18,7 +18,7 @@ from tests.unit.kernels.page_forms.test_page_forms import (
     backend_of,
     random_history,
 )
-from tests.unit.kernels.variants import LATER
+from tests.unit.kernels.variants import LATER_OF_PARTS
 from twostroke.base.errors import ConfigError
 from twostroke.config.cache import form_name
 from twostroke.kernels.attention.interface import AttentionBackend
@@ -68,15 +68,15 @@ class EveryLayer:
         return of_part[:, layer - part.first_layer]
 
 
-@pairwise(later=LATER, path=PATHS, dtype=list(SLACK), exact_layers=[1, 2])
+@pairwise(later=LATER_OF_PARTS, path=PATHS, dtype=list(SLACK), exact_layers=[1, 2])
 def test_a_layer_is_stored_and_attended_to_as_in_pages_of_its_form_alone(
-    built_kernels: Mapping[str, Kernels], path: str, dtype: torch.dtype, exact_layers: int
+    built_parts: Mapping[str, Kernels], path: str, dtype: torch.dtype, exact_layers: int
 ) -> None:
     name = str(dtype).removeprefix("torch.")
     form = form_name("int4", exact_layers, name)
     prompts = Prompts(PageShape(LAYERS, 2, 16, 64), 6, (300, 33) if path in VARIANTS else (60, 33), dtype, 3)
-    mixed = EveryLayer.over(prompts, form, path, built_kernels, stale=0xFF)
-    alone = {each: EveryLayer.over(prompts, each, path, built_kernels) for each in (name, "int4")}
+    mixed = EveryLayer.over(prompts, form, path, built_parts, stale=0xFF)
+    alone = {each: EveryLayer.over(prompts, each, path, built_parts) for each in (name, "int4")}
     rows, expected = mixed.run(prompts.whole()), {each: of.run(prompts.whole()) for each, of in alone.items()}
     for layer in range(LAYERS):
         own = name if layer < exact_layers or layer >= LAYERS - exact_layers else "int4"
@@ -87,12 +87,12 @@ def test_a_layer_is_stored_and_attended_to_as_in_pages_of_its_form_alone(
 @pytest.mark.parametrize("path", STEADY)
 @pytest.mark.parametrize("stale", [0x7F, 0xFF])
 def test_no_chunk_no_neighbour_and_no_stale_byte_changes_a_bit(
-    built_kernels: Mapping[str, Kernels], path: str, stale: int
+    built_parts: Mapping[str, Kernels], path: str, stale: int
 ) -> None:
     lengths = (400, 33, 100) if path in VARIANTS else (60, 33)
     prompts = Prompts(PageShape(LAYERS, 2, 16, 64), 6, lengths, torch.bfloat16, stale)
     form = "int4+1xbfloat16"
-    once, often = (EveryLayer.over(prompts, form, path, built_kernels, byte) for byte in (0, stale))
+    once, often = (EveryLayer.over(prompts, form, path, built_parts, byte) for byte in (0, stale))
     expected, starts = once.run(prompts.whole()), [sum(lengths[:sequence]) for sequence in range(len(lengths))]
     for spans in random_history(prompts, stale):
         rows = often.run(spans)
@@ -109,10 +109,10 @@ def test_no_chunk_no_neighbour_and_no_stale_byte_changes_a_bit(
      ("int4+1xbfloat16", "int8"), ("int8", "int4+2xbfloat16")],
 )  # fmt: skip
 def test_a_converted_page_holds_what_a_conversion_of_each_layer_alone_makes(
-    built_kernels: Mapping[str, Kernels], path: str, source: str, target: str
+    built_parts: Mapping[str, Kernels], path: str, source: str, target: str
 ) -> None:
     prompts = Prompts(PageShape(LAYERS, 3, 16, 64), 3, (32,), torch.bfloat16)
-    of = EveryLayer.over(prompts, source, path, built_kernels)
+    of = EveryLayer.over(prompts, source, path, built_parts)
     of.run(prompts.whole())
     conversion = Conversion(KvForm(source), KvForm(target, source), prompts.shape, has_pieces=True)
     for page in of.data:

@@ -63,7 +63,7 @@ def expected_rows(prompts: Prompts, sequence: int, reads: torch.dtype) -> torch.
     seed=st.integers(0, 99),
 )
 def test_blocks_hold_what_torch_packs_and_rows_see_their_own_block_exact(
-    built_kernels: Mapping[str, Kernels],
+    built_parts: Mapping[str, Kernels],
     path: str,
     kv_heads: int,
     head_dim: int,
@@ -75,14 +75,14 @@ def test_blocks_hold_what_torch_packs_and_rows_see_their_own_block_exact(
     prompts = Prompts(PageShape(2, kv_heads, BLOCK, head_dim), kv_heads * groups, lengths, dtype, seed)
     data = prompts.data("int4")
     pool = NibblePool.over(data, prompts.shape, dtype)
-    actual = prompts.run(backend_of(prompts, pool, path, built_kernels), prompts.whole()).split(lengths)
+    actual = prompts.run(backend_of(prompts, pool, path, built_parts), prompts.whole()).split(lengths)
     tables = prompts.batch(prompts.whole()).block_tables
     for sequence, length in enumerate(lengths):
         full = length // BLOCK
         blocks = torch.stack(prompts.rows(sequence)[1:])[:, : full * BLOCK].unflatten(1, (full, BLOCK))
         right = packed(blocks.permute(1, 3, 0, 2, 4))
         assert torch.equal(pool.heads[tables[sequence, :full].long(), LAYER], right)
-        expected = expected_rows(prompts, sequence, torch.float32 if path in built_kernels else dtype)
+        expected = expected_rows(prompts, sequence, torch.float32 if path in built_parts else dtype)
         slack = SLACK[dtype]
         highest = prompts.rows(sequence)[2].abs().max().item()
         torch.testing.assert_close(actual[sequence].double(), expected, rtol=slack, atol=slack * highest / 3)
@@ -91,13 +91,13 @@ def test_blocks_hold_what_torch_packs_and_rows_see_their_own_block_exact(
 @pytest.mark.parametrize("path", VARIANTS)
 @pytest.mark.parametrize("dtype", list(SLACK))
 def test_a_converted_page_holds_what_native_kernels_write(
-    built_kernels: Mapping[str, Kernels], path: str, dtype: torch.dtype
+    built_parts: Mapping[str, Kernels], path: str, dtype: torch.dtype
 ) -> None:
     prompts = Prompts(PageShape(2, 3, BLOCK, 64), 3, (2 * BLOCK,), dtype)
     source, data = str(dtype).removeprefix("torch."), {}
     for form in (source, "int4"):
         data[form] = prompts.data(form)
-        prompts.run(backend_of(prompts, prompts.over(data[form], form), path, built_kernels), prompts.whole())
+        prompts.run(backend_of(prompts, prompts.over(data[form], form), path, built_parts), prompts.whole())
     conversion = Conversion(KvForm(source), KvForm("int4", source), prompts.shape, has_pieces=True)
     for page, right in zip(data[source], data["int4"], strict=True):
         ours = torch.empty_like(right)
@@ -192,13 +192,13 @@ REPEATS = 100
 
 @pytest.mark.parametrize("path", VARIANTS)
 def test_ranks_that_store_the_same_head_read_whole_blocks_of_each_other(
-    built_kernels: Mapping[str, Kernels], path: str
+    built_parts: Mapping[str, Kernels], path: str
 ) -> None:
     """Exact pages are each rank's own. Two ranks have the numbers of a block in the same place, at no agreed time."""
     prompts = Prompts(PageShape(2, 1, BLOCK, 128), 2, (600,), torch.bfloat16)
     data = prompts.data("int4")
     ranks = [
-        backend_of(prompts, NibblePool.over(data, prompts.shape, prompts.dtype), path, built_kernels) for _ in range(2)
+        backend_of(prompts, NibblePool.over(data, prompts.shape, prompts.dtype), path, built_parts) for _ in range(2)
     ]
     right = prompts.run(ranks[0], prompts.whole())
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.covering import pairwise
 from tests.unit.kernels.cpu.test_attention import in_pieces
 from tests.unit.kernels.page_forms.test_page_forms import LAYER, SLACK, VARIANTS, Prompts
-from tests.unit.kernels.variants import LATER
+from tests.unit.kernels.variants import LATER_OF_PARTS
 from twostroke.config.cache import KV_FORMATS
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
@@ -88,14 +88,14 @@ def test_a_page_becomes_what_the_reference_writes_of_the_keys_and_values_in_it(
 
 
 @pairwise(
-    later=LATER,
+    later=LATER_OF_PARTS,
     path=VARIANTS,
     forms=[pair for pair in PAIRS if pair[0] in PLAIN],
     block=[4, 16, 32],
     is_centered=[False, True],
 )
 def test_a_page_of_native_kernels_becomes_what_they_write_in_the_other_form(
-    built_kernels: Mapping[str, Kernels], path: str, forms: tuple[str, str], block: int, is_centered: bool
+    built_parts: Mapping[str, Kernels], path: str, forms: tuple[str, str], block: int, is_centered: bool
 ) -> None:
     """The same keys and values go into both pools; the plain form is the model's dtype, so that none is rounded."""
     (source, target), shape = forms, PageShape(2, 3, block, 64)
@@ -105,7 +105,7 @@ def test_a_page_of_native_kernels_becomes_what_they_write_in_the_other_form(
     centers, data = prompts.key_centers, []
     for form in (source, target):
         pages, pool = pool_of(prompts.blocks, form, shape, centers)
-        prompts.run(NativeAttention(pool, 3, prompts.scale, built_kernels[path], None, dtype), prompts.whole())
+        prompts.run(NativeAttention(pool, 3, prompts.scale, built_parts[path], None, dtype), prompts.whole())
         data.append(pages)
     ours = converted(data[0], source, target, shape, has_pieces=block % 16 == 0, key_centers=centers)
     layer_bytes = ours.shape[1] // shape.layers

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.covering import pairwise
 from tests.unit.kernels.cpu.test_attention import in_pieces, row_of
 from tests.unit.kernels.pools.whole_pool import pool_over
-from tests.unit.kernels.variants import LATER, VARIANTS
+from tests.unit.kernels.variants import LATER_OF_PARTS, VARIANTS
 from twostroke.base.errors import ConfigError
 from twostroke.config.cache import KV_FORMATS
 from twostroke.kernels import choice, reference
@@ -213,7 +213,7 @@ def random_history(prompts: Prompts, seed: int) -> Iterator[list[tuple[int, int,
     seed=st.integers(0, 99),
 )
 def test_pages_hold_what_the_reference_writes_and_rows_come_out_as_it_computes_them(
-    built_kernels: Mapping[str, Kernels],
+    built_parts: Mapping[str, Kernels],
     path: str,
     form: str,
     shape: PageShape,
@@ -225,31 +225,31 @@ def test_pages_hold_what_the_reference_writes_and_rows_come_out_as_it_computes_t
     is_centered = form in BYTES and seed % 2 == 1
     prompts = Prompts(shape, shape.kv_heads * groups, lengths, dtype, seed, is_centered)
     pool, right = prompts.pool(form), prompts.pool(form)
-    actual = prompts.run(backend_of(prompts, pool, path, built_kernels), prompts.whole())
+    actual = prompts.run(backend_of(prompts, pool, path, built_parts), prompts.whole())
     batch = prompts.batch(prompts.whole())
     q, k, v = (torch.cat(each) for each in zip(*map(prompts.rows, range(len(lengths))), strict=True))
     right.write(reference.rotate(k, batch.cosines, batch.sines), v, LAYER, batch.write_slots)
-    read = right if path in built_kernels else as_torch_reads(right, dtype)
+    read = right if path in built_parts else as_torch_reads(right, dtype)
     expected = reference.paged_attention(q, read, LAYER, batch, prompts.scale).flatten(1)
-    stored = replace(right, numbers=in_pieces(right.numbers)) if path in built_kernels else right
+    stored = replace(right, numbers=in_pieces(right.numbers)) if path in built_parts else right
     assert same_pages(pool, stored)
     slack = SLACK[dtype] if form == str(dtype).removeprefix("torch.") or form in BYTES else SLACK[torch.bfloat16]
     torch.testing.assert_close(actual, expected, rtol=slack, atol=slack * v.abs().max().item() / 3)
 
 
-@pairwise(later=LATER, path=STEADY, form=KV_FORMATS, dtype=[torch.bfloat16, torch.float32])
+@pairwise(later=LATER_OF_PARTS, path=STEADY, form=KV_FORMATS, dtype=[torch.bfloat16, torch.float32])
 def test_no_chunk_no_neighbour_and_no_stale_byte_changes_a_bit(
-    built_kernels: Mapping[str, Kernels], path: str, form: str, dtype: torch.dtype
+    built_parts: Mapping[str, Kernels], path: str, form: str, dtype: torch.dtype
 ) -> None:
-    lengths = (700, 33, 300) if path in built_kernels else (60, 33)
+    lengths = (700, 33, 300) if path in built_parts else (60, 33)
     for seed, block in enumerate((16,) if FORMS[form].spans_block else (16, 4)):
         prompts = Prompts(PageShape(2, 2, block, 64), 6, lengths, dtype, seed, is_centered=form in BYTES)
         whole = prompts.data(form)
-        expected = prompts.run(backend_of(prompts, prompts.over(whole, form), path, built_kernels), prompts.whole())
+        expected = prompts.run(backend_of(prompts, prompts.over(whole, form), path, built_parts), prompts.whole())
         starts = [sum(lengths[:sequence]) for sequence in range(len(lengths))]
         for stale in (0x7F, 0xFF):
             data = prompts.data(form, stale)
-            backend = backend_of(prompts, prompts.over(data, form), path, built_kernels)
+            backend = backend_of(prompts, prompts.over(data, form), path, built_parts)
             for spans in random_history(prompts, seed * 10 + stale):
                 actual = prompts.run(backend, spans)
                 wanted = [expected[starts[s] + start : starts[s] + end] for s, start, end in spans]
@@ -262,13 +262,13 @@ def test_no_chunk_no_neighbour_and_no_stale_byte_changes_a_bit(
 
 @pytest.mark.parametrize("path", VARIANTS)
 @pytest.mark.parametrize("form", native.FORMS)
-def test_a_row_is_the_same_with_one_thread_and_two(built_kernels: Mapping[str, Kernels], path: str, form: str) -> None:
+def test_a_row_is_the_same_with_one_thread_and_two(built_parts: Mapping[str, Kernels], path: str, form: str) -> None:
     prompts = Prompts(PageShape(2, 3, 16, 64), 9, (1100, 150, 40), torch.bfloat16)
     pool = prompts.over(prompts.data(form), form)
-    together = prompts.run(backend_of(prompts, pool, path, built_kernels), prompts.whole())
-    team = Team(built_kernels[path], (0, 1))
+    together = prompts.run(backend_of(prompts, pool, path, built_parts), prompts.whole())
+    team = Team(built_parts[path], (0, 1))
     try:
-        backend = NativeAttention(pool, 9, prompts.scale, built_kernels[path], team, torch.bfloat16)
+        backend = NativeAttention(pool, 9, prompts.scale, built_parts[path], team, torch.bfloat16)
         batch, q = prompts.batch(prompts.whole()), torch.cat([prompts.rows(s)[0] for s in range(3)]).contiguous()
         with team.step():
             assert torch.equal(backend.begin(batch).attend(LAYER, q), together)
@@ -282,7 +282,7 @@ def test_a_row_is_the_same_with_one_thread_and_two(built_kernels: Mapping[str, K
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("form", BYTES)
 def test_keys_are_stored_less_their_centers_and_attention_is_nearer_to_that_of_exact_pages(
-    built_kernels: Mapping[str, Kernels], path: str, form: str
+    built_parts: Mapping[str, Kernels], path: str, form: str
 ) -> None:
     """Keys that had no center to lose are the same keys less the centers, in float32, which rounds none of them."""
     prompts = Prompts(PageShape(2, 3, 16, 64), 6, (100, 33), torch.float32, is_centered=True)
@@ -292,11 +292,11 @@ def test_keys_are_stored_less_their_centers_and_attention_is_nearer_to_that_of_e
     _, k, v = (torch.cat(each) for each in zip(*map(prompts.rows, range(2)), strict=True))
     bare = replace(less, key_centers=None)
     bare.write(k - pool.key_centers[LAYER], v, LAYER, prompts.batch(prompts.whole()).write_slots)
-    right = prompts.run(backend_of(prompts, exact, path, built_kernels), prompts.whole())
+    right = prompts.run(backend_of(prompts, exact, path, built_parts), prompts.whole())
     for each in (pool, replace(whole, key_centers=None)):
-        found = prompts.run(backend_of(prompts, each, path, built_kernels), prompts.whole())
+        found = prompts.run(backend_of(prompts, each, path, built_parts), prompts.whole())
         off.append((found - right).square().mean())
-    stored = replace(bare, numbers=in_pieces(bare.numbers)) if path in built_kernels else bare
+    stored = replace(bare, numbers=in_pieces(bare.numbers)) if path in built_parts else bare
     assert same_pages(pool, stored)
     assert off[0] < off[1] / 2
 
@@ -315,9 +315,7 @@ def test_a_number_is_off_by_no_more_than_its_form_rounds(form: str) -> None:
 
 @pytest.mark.parametrize("path", VARIANTS)
 @pytest.mark.parametrize("form", BYTES)
-def test_every_byte_is_read_as_the_number_that_it_is(
-    built_kernels: Mapping[str, Kernels], path: str, form: str
-) -> None:
+def test_every_byte_is_read_as_the_number_that_it_is(built_parts: Mapping[str, Kernels], path: str, form: str) -> None:
     """Attention to one token gives its value: 256 tokens, each alone, whose values are all one byte."""
     shape = PageShape(1, 1, 16, 32)
     for dtype in (torch.bfloat16, torch.float32):
@@ -334,7 +332,7 @@ def test_every_byte_is_read_as_the_number_that_it_is(
             cosines=torch.ones(256, 16),
             sines=torch.zeros(256, 16),
         )
-        backend = NativeAttention(pool, 1, 1.0, built_kernels[path], None, dtype)
+        backend = NativeAttention(pool, 1, 1.0, built_parts[path], None, dtype)
         out = backend.begin(batch).attend(0, torch.zeros(256, 1, 32, dtype=dtype)).float()
         truth = torch.arange(256).to(torch.uint8).view(BYTES[form]).float()
         is_finite = truth.isfinite()
@@ -350,12 +348,12 @@ def in_pieces_of_bytes(shape: PageShape) -> torch.Tensor:
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("form", BYTES)
 def test_a_row_that_is_no_number_or_endless_is_not_taken_for_one(
-    built_kernels: Mapping[str, Kernels], path: str, form: str
+    built_parts: Mapping[str, Kernels], path: str, form: str
 ) -> None:
     for bad in (float("nan"), float("inf")):
         prompts = Prompts(PageShape(2, 1, 16, 64), 2, (5,), torch.bfloat16)
         pool = prompts.pool(form)
-        backend = backend_of(prompts, pool, path, built_kernels)
+        backend = backend_of(prompts, pool, path, built_parts)
         q, k, v = prompts.rows(0)
         v = v.clone()
         v[2, 0, 9] = bad

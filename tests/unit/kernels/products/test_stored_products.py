@@ -25,8 +25,8 @@ ROWS = (1, 2, 3, 4, 7, 12, 25, 100)
 
 
 @pytest.fixture(params=VARIANTS)
-def kernels(built_kernels: Mapping[str, Kernels], request: pytest.FixtureRequest) -> Kernels:
-    return built_kernels[request.param]
+def kernels(built_parts: Mapping[str, Kernels], request: pytest.FixtureRequest) -> Kernels:
+    return built_parts[request.param]
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
