@@ -27,7 +27,7 @@ MOST_MESSAGE_BYTES = 1 << 20
 
 
 class AdminServer:
-    """Its ports are bound when it is constructed."""
+    """The router's server for its operators. Constructing one binds its ports."""
 
     def __init__(self, config: RouterConfig, handler: RequestHandler, reservations: Reservations) -> None:
         endpoints, shares_port = config.endpoints, config.http_fd is not None

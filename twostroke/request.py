@@ -215,7 +215,7 @@ class GenerateRequest:
     deadline_s: float | None = None
     """Unix seconds (time.time)."""
     speculation: str = ""
-    """It says who may propose its tokens: off, or a drafter; auto or empty: as the worker gets it."""
+    """The field says who may propose tokens of the answer: off, or a drafter; auto or empty: as the worker gets it."""
     hints: tuple[CacheHint, ...] = ()
     hint_tenant: str = ""
     """The hints count for this tenant, empty for those without one, whatever machine they come from."""

@@ -41,7 +41,7 @@ class ProcessProfile:
 
     name: str
     about: control_pb2.ProfiledProcess = field(default_factory=control_pb2.ProfiledProcess)
-    """Its clock's offset is to the clock of this process."""
+    """Its offset is that of the process's clock to the clock here."""
     slices: list[control_pb2.ProfileSlice] = field(default_factory=list)
     spans: list[control_pb2.TraceSpan] = field(default_factory=list)
     failure: str = ""

@@ -125,7 +125,7 @@ class Admission:
         return verdicts
 
     def first_token(self, request_id: RequestId, now_s: float) -> bool:
-        """Its prompt is computed. Returns False where that was known."""
+        """Notes that a request's prompt is computed. Returns False where that was known."""
         sent = self.capacity.done(request_id)
         if sent is None:
             return False

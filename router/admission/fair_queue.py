@@ -58,7 +58,7 @@ class _Tenant:
     entries: dict[_Key, _Entry] = field(default_factory=dict)
     queued_s: float = 0.0
     key: tuple[float, int] | None = None
-    """Its valid entry in the class's heap: begin of its round, order of coming into it."""
+    """The tenant's valid entry in the class's heap: begin of its round, order of coming into it."""
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ class OpenCall:
     """One call of a client, from its headers to its end."""
 
     def __init__(self, uses: KeyUses, key_id: str, entry: KeyEntry, now_s: float) -> None:
-        """It counts already as one open choice."""
+        """From here on the call counts as one open choice."""
         self._uses = uses
         self._key_id = key_id
         self._most = entry.concurrency

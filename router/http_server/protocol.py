@@ -88,7 +88,7 @@ class TimedProtocol(asyncio.Protocol):
         self._url = b""
         self._headers: Headers = []
         self._reading: Exchange | None = None
-        """Its body is being parsed."""
+        """The body of the request is being parsed."""
         self._answering: Exchange | None = None
         self._pipelined: deque[Exchange] = deque()
         self._is_between_requests = False
@@ -345,7 +345,7 @@ class TimedProtocol(asyncio.Protocol):
 
     @property
     def _is_protected(self) -> bool:
-        """It waits for this router, not the router for it."""
+        """Whether the client waits for this router, and not the router for the client."""
         return self._answering is not None and self._answering.is_read
 
     def _make_room(self) -> None:

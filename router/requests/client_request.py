@@ -90,9 +90,9 @@ class AnswerRequest(Body):
     takes_converted: Annotated[bool, BeforeValidator(_takes_converted, json_schema_input_type=str)] = Field(
         default=True, alias="kv_exactness"
     )
-    """It may be served by pages that were converted from another form."""
+    """Whether the request may be served by pages that were converted from another form."""
     speculation: Annotated[str, BeforeValidator(_speculation)] = SPECULATE_AUTO
-    """It says who may propose its tokens: auto, off, or a drafter."""
+    """The field says who may propose tokens of the answer: auto, off, or a drafter."""
 
     @property
     def removed_part(self) -> str:
@@ -120,7 +120,7 @@ class ClientRequest:
     """A request as its endpoint received it: what is asked, by whom, and what the client has of it already."""
 
     body: AnswerRequest
-    """Its prompts are token ids that fit the model."""
+    """The prompts are token ids that fit the model."""
     point: StreamPoint
     """The stream of its output, and what the client has of it already."""
     is_resumable: bool = False

@@ -46,7 +46,7 @@ class Work:
     json_bytes: int | None = None
     """Bytes of the body that are JSON, where others follow. None: all are."""
     tenant: str | None = None
-    """Its text may be found again by this tenant, which is empty for requests without one. None: by nobody."""
+    """The tenant who may find the prompt's text again, which is empty for requests without one. None: by nobody."""
     text_key: bytes = b""
     """Key of that tenant's text. Empty: nothing is known of it, and nothing kept."""
 

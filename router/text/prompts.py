@@ -44,7 +44,7 @@ class TokenPrompt:
     is_echoed: bool = False
     """Whether the answer begins with the prompt's text."""
     text: str = ""
-    """Its text, where it is echoed and has been prepared."""
+    """The prompt's text, where it is echoed and has been prepared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

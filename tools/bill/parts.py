@@ -13,7 +13,7 @@ UNITS: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BilledPart:
     name: str
-    """Its key in the bill's JSON."""
+    """The part's key in the bill's JSON."""
     json: Any
     total_bytes: int = 0
     """What a decode worker holds for it on a CPU in addition."""

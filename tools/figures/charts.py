@@ -40,7 +40,7 @@ class Series:
     """All samples of one thing, in seconds."""
 
     colour: int
-    """Its number in PALETTE."""
+    """Its place in PALETTE."""
     samples: tuple[float, ...]
 
 

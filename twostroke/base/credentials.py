@@ -26,7 +26,7 @@ class TlsConfig:
     cert: str
     """The certificate, followed by those between it and its CA."""
     key: str
-    """Its private key, without a password."""
+    """The certificate's private key, without a password."""
     ca: str | None = None
     """CAs that the other side's certificate must come from. None: the other side needs none."""
 

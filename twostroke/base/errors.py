@@ -126,7 +126,7 @@ class MisdirectedRequest(InvalidRequest):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """Its message contains "maximum context length is N tokens", which LiteLLM and agents read, and its code, which
+    """The message contains "maximum context length is N tokens", which LiteLLM and agents read, and its code, which
     LangChain searches the message for."""
 
     def __init__(
@@ -178,7 +178,7 @@ class RateLimitExceeded(Overloaded):
 
 
 class PinRefused(ServeError):
-    """Its field names the cap."""
+    """The field names the cap."""
 
     grpc_status = "RESOURCE_EXHAUSTED"
     http_status = 429

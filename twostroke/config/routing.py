@@ -13,7 +13,7 @@ class RoutingConfig(Settings):
     seed: int | None = setting(
         None, help="seed of everything that a router draws", default_text="from the operating system"
     )
-    """It decides ties, and seeds of requests that bring none. It is the same for all routers of a cluster. None: ties
+    """The seed decides ties, and seeds of requests that bring none. All routers of a cluster have the same. None: ties
     are drawn from the operating system, seeds follow from the cluster's token."""
     request_log: str | None = setting(
         None,

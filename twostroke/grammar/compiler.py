@@ -37,7 +37,7 @@ Copies of a matcher share the lexer and its states. An answer that finds it full
 
 
 class GrammarCompiler:
-    """Its methods may be called on any thread: compiling gives Python's lock away."""
+    """Compiles grammars. The methods may be called on any thread: compiling gives Python's lock away."""
 
     def __init__(self, vocabulary: Vocabulary, observe_mask_s: Callable[[float], None] = lambda seconds: None) -> None:
         self.vocabulary = vocabulary

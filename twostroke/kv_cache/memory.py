@@ -235,7 +235,7 @@ class PageMemory(Pages):
 
 
 class _HostAccess(PageAccess):
-    """It has the pages themselves as its buffers."""
+    """Access to pages in host memory: the pages themselves are its buffers."""
 
     def __init__(self, flat: npt.NDArray[np.uint8], layout: PoolLayout) -> None:
         self._span = layout.span

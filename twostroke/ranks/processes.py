@@ -41,7 +41,7 @@ GRACE_S: Final = 2.0
 """How long ranks have to end on their own. They do nothing but exit; a frozen one is killed after it."""
 
 STANDARD_ERROR: Final = 2
-"""Its descriptor."""
+"""The descriptor of stderr."""
 
 WHY_S: Final = 1.0
 """How long to wait for the watching thread to find out why waits were ended. The same event wakes that thread."""

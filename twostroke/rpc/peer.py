@@ -15,7 +15,7 @@ pages does it take longer, and computing them would take longer still."""
 class PeerPrefix:
     worker: worker_pb2.PageSource
     blocks: int
-    """It is expected to hold that many of the prompt's first blocks."""
+    """How many of the prompt's first blocks the peer is expected to hold."""
     load_s: float = 0.0
     """Predicted seconds in which it brings these into its pool."""
 

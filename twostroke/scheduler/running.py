@@ -119,7 +119,7 @@ class _Entry:
     def __init__(self, sequence: Sequence, number: int, touch: Callable[[_Entry], None]) -> None:
         self.sequence = sequence
         self.number = number
-        """Its place in the order of admission."""
+        """The sequence's place in the order of admission."""
         self.touch = touch
         self.need: StepNeed | None = None
         """None until it was looked at for the first time."""

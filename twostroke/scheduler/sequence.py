@@ -35,7 +35,7 @@ class Demand(NamedTuple):
     ends_on_blocks: bool = True
     """A chunk that ends early is cut back to a block boundary, where the worker aligns chunks."""
     is_stream: bool = False
-    """It runs beside streams as one of them: the budget for prompts does not count it."""
+    """Whether it runs beside streams as one of them: the budget for prompts does not count it."""
 
 
 class FurtherPages(Protocol):
@@ -43,7 +43,7 @@ class FurtherPages(Protocol):
 
     @property
     def slots(self) -> Mapping[int, PageId]:
-        """Its pages by their blocks."""
+        """The sequence's pages by their blocks."""
 
     @property
     def pulled_depth(self) -> int:
@@ -97,7 +97,7 @@ class Sequence:
 
     request_id: RequestId
     session: SessionId
-    """Its identity as a writer of pages."""
+    """The sequence's identity as a writer of pages."""
     known: list[int]
     prompt_tokens: int
     """Length of the prompt; the rest of `known` is the output so far."""
@@ -115,8 +115,8 @@ class Sequence:
     public_blocks: int = 0
     """Number of leading blocks with hashes without a salt."""
     computes_all: bool = False
-    """It computes all tokens of its prompt itself, into pages of its own, and finds none that are here. Its blocks get
-    their hashes as they are computed."""
+    """The sequence computes all tokens of its prompt itself, into pages of its own, and finds none that are here. Its
+    blocks get their hashes as they are computed."""
     computed: int = 0
     pages: list[PageId] = field(default_factory=list)
     further: FurtherPages | None = None

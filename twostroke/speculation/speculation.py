@@ -120,7 +120,7 @@ class Speculation:
         self._proposal: Proposal | None = None
         """The proposal for the next or current step, whether or not it is run."""
         self._certain = 0
-        """Its leading tokens that are certain: nothing is learned from those."""
+        """The proposal's leading tokens that are certain: nothing is learned from those."""
         self._price = DraftPrice(0.0, 0.0)
         self.outcomes: dict[str, Outcome] = {}
         """What became of all drafts of this answer, by drafter."""

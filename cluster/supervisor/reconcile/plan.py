@@ -28,15 +28,15 @@ class WorkerStage(enum.StrEnum):
     STARTING = "starting"
     SERVING = "serving"
     DRAINING = "draining"
-    """It finishes or hands over its requests; then its epoch ends."""
+    """The worker finishes or hands over its requests; then its epoch ends."""
     ASLEEP = "asleep"
-    """It has drained, and its process has no model and no pages until it is woken."""
+    """The worker has drained, and its process has no model and no pages until it is woken."""
     DRAINED = "drained"
-    """It has left and has no actor until it is asked back."""
+    """The worker has left and has no actor until it is asked back."""
     DEAD = "dead"
-    """Its epoch has ended; the next one begins at once or after a pause."""
+    """The worker's epoch has ended; the next one begins at once or after a pause."""
     FAILED = "failed"
-    """It cannot be started as configured; this is final."""
+    """The worker cannot be started as configured; this is final."""
 
 
 NEXT: dict[WorkerStage, frozenset[WorkerStage]] = {

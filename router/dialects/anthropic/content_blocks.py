@@ -14,7 +14,7 @@ class _Block:
 
     def __init__(self, part: Part) -> None:
         self.part = part
-        """Its first part."""
+        """The first part of the block."""
         self.pieces: list[str] = []
 
     def has(self, part: Part) -> bool:

@@ -22,7 +22,7 @@ class Status(enum.StrEnum):
     REFUSED = "refused"
     """Nobody took it: the fleet is full, or it would have missed its limit."""
     EXPIRED = "expired"
-    """Its deadline passed."""
+    """The request's deadline passed."""
     FAILED = "failed"
 
 

@@ -65,7 +65,7 @@ class Death:
 class RouterRestart:
     router: int
     at_s: float
-    """It forgets everything; its clients ask again."""
+    """The router forgets everything; its clients ask again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

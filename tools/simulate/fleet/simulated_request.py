@@ -69,7 +69,7 @@ class SimulatedRequest:
         self.heard_attempt = self.attempts
 
     def forget_answer(self, block_size: int) -> None:
-        """Its client asks again, from the beginning."""
+        """Drops what was answered: the client asks again, from the beginning."""
         del self.block_hashes[self.prompt_tokens // block_size :]
         self.placement = None
         self.emitted = 0

@@ -48,7 +48,7 @@ class SglangCacheAware:
     BALANCE_ABSOLUTE = 32
     BALANCE_RELATIVE = 1.1
     HISTORY_TOKENS = 1 << 22
-    """Its tree is cut back to 2^24 characters per worker."""
+    """The tree is cut back to 2^24 characters per worker."""
 
     def __init__(self) -> None:
         self._history: History | None = None

@@ -147,7 +147,7 @@ def arithmetic_identity(kernels: Kernels | None) -> str:
 class Compiler:
     command: tuple[str, ...]
     name: str
-    """Its kind and version, fit for a file's name, and a digest of its defaults: "gcc-12.2.0-1f0c9a2b4d6e8071"."""
+    """Kind and version, fit for a file's name, and a digest of the defaults: "gcc-12.2.0-1f0c9a2b4d6e8071"."""
 
 
 def find_compiler() -> Compiler:

@@ -19,7 +19,7 @@ class HostEntry:
     block_hash: BlockHash
     parent: BlockHash
     page: PageId
-    """Its page in the store's memory."""
+    """The block's page in the store's memory."""
     digest: bytes
     since_s: float
     holds: int = 0

@@ -59,7 +59,7 @@ class StoredTensor:
     """A key of DTYPES."""
     shape: tuple[int, ...]
     raw: bytearray
-    """Its bytes in the file."""
+    """The tensor's bytes in the file."""
 
     def floats(self) -> Floats:
         """Returns its numbers as float32 of its shape."""

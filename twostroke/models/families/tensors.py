@@ -61,7 +61,7 @@ class Family:
     """Models that compute alike."""
 
     architecture: str
-    """Its name in config.json."""
+    """Name of the architecture, as config.json has it."""
     model_type: str
     read: Callable[[PublishedConfig], ModelSpec]
     """Turns a published config into the spec. Raises UnsupportedModel, naming the key, for what is not computed."""

@@ -83,7 +83,7 @@ class Ordered:
     """The workers that a router named for a sequence, and what pulls from them have in common."""
 
     source: worker_pb2.PageSource | None = None
-    """It computes what it lacks."""
+    """A worker that computes what it lacks."""
     peer: PeerPrefix | None = None
     """A worker that holds a prefix. The page source, or this worker without one, fetches there what it lacks."""
     forecast: worker_pb2.SourceForecast | None = None
@@ -158,7 +158,7 @@ class _PageSource:
 
 @dataclass(frozen=True, slots=True)
 class _Peer:
-    """It serves from its cache alone."""
+    """A supplier that serves from its cache alone."""
 
     host: SupplyHost
     tasks: asyncio.TaskGroup

@@ -38,7 +38,7 @@ class HostTier:
         self.readers = readers
         self.store = HostStore(memory.pages)
         self.access = memory.access(1)
-        """Its pages, for the one job at a time that reads from disk to these."""
+        """The tier's pages, for the one job at a time that reads from disk to these."""
         self._memory = memory
         self._changes = changes
         self._below = below

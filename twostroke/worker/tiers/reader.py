@@ -46,9 +46,9 @@ class PageRead(Generic[Place]):
     """Index in its sequence."""
     block_hash: BlockHash
     page: PageId
-    """Its page in the pool."""
+    """The block's page in the pool."""
     place: Place
-    """Its place on the tier."""
+    """The block's place on the tier."""
 
 
 @dataclass(frozen=True, slots=True)

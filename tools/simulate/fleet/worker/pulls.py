@@ -178,7 +178,10 @@ class SimulatedPull:
         host.queue.after(host.shape.delays.pull_s, self._reach)
 
     def stop(self) -> None:
-        """Its pages are wanted no more, or wanted from elsewhere. It ends a moment later, as a cancelled task does."""
+        """Says that the pages are wanted no more, or wanted from elsewhere.
+
+        The pull ends a moment later, as a cancelled task does.
+        """
         if not self.state.is_stopped:
             self.state.is_stopped = True
             self._host.virtual_loop.call_soon(self._end, None)
@@ -211,7 +214,7 @@ class SimulatedPull:
         self._copy()
 
     def fail(self) -> None:
-        """Its source has died."""
+        """Says that the source has died."""
         self._end(PeerLost("the source is gone"))
 
     def release_source(self) -> None:

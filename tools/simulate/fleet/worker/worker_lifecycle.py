@@ -46,7 +46,7 @@ class WorkerLifecycle:
         return [self._hosts[worker] for worker in self._shape.workers if worker in self._hosts]
 
     def host(self, worker: WorkerId) -> SimulatedHost:
-        """Its latest epoch."""
+        """The worker's latest epoch."""
         return self._hosts[worker]
 
     @property

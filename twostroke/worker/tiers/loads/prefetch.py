@@ -44,7 +44,7 @@ class _Waiting:
     releases: list[Callable[[], None]]
     """Ends of its holds in host memory, one for each."""
     left: list[int]
-    """Its blocks that are on disk alone and that prefetch has not read, in descending order."""
+    """The prompt's blocks that are on disk alone and that prefetch has not read, in descending order."""
 
 
 @dataclass(slots=True, eq=False)
