@@ -70,7 +70,7 @@ class KeyUses:
                 self._forget_process(self._shared.number)
 
     @contextlib.contextmanager
-    def of(self, key_id: str, now_s: float) -> Iterator[KeyUse]:
+    def use_of(self, key_id: str, now_s: float) -> Iterator[KeyUse]:
         """Gives what a key uses, and keeps what becomes of it. No other process uses the table meanwhile."""
         digest = hashlib.blake2b(key_id.encode(), digest_size=DIGEST_BYTES).digest()
         with self._shared.locked():

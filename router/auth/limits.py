@@ -32,7 +32,7 @@ class OpenCall:
         """Counts tokens of its prompts and outputs."""
         self._tokens += tokens
         if self._tokens >= TOGETHER_TOKENS and self._counts_tokens:
-            with self._uses.of(self._key_id, self._now_s) as use:
+            with self._uses.use_of(self._key_id, self._now_s) as use:
                 self._count_tokens(use)
 
     def widen(self, answers: int) -> None:
@@ -50,14 +50,14 @@ class OpenCall:
             )
         if self._most is None or not more:
             return
-        with self._uses.of(self._key_id, self._now_s) as use:
+        with self._uses.use_of(self._key_id, self._now_s) as use:
             if use.answers + more > self._most:
                 raise _too_many(self._most)
             use.answers += more
             self._answers += more
 
     def leave(self) -> None:
-        with self._uses.of(self._key_id, self._now_s) as use:
+        with self._uses.use_of(self._key_id, self._now_s) as use:
             self._count_tokens(use)
             use.answers -= self._answers
         self._answers = 0
@@ -74,7 +74,7 @@ class KeyLimits:
 
     def enter(self, key_id: str, entry: KeyEntry, now_s: float) -> OpenCall:
         """Counts one more call, until it leaves. Raises RateLimitExceeded."""
-        with self._uses.of(key_id, now_s) as use:
+        with self._uses.use_of(key_id, now_s) as use:
             if entry.concurrency is not None and use.answers >= entry.concurrency:
                 raise _too_many(entry.concurrency)
             per_minute = entry.requests_per_minute

@@ -78,7 +78,7 @@ class KServeService:
 
     async def ModelInfer(self, raw: bytes, context: Context) -> kserve.ModelInferResponse:
         received_s = time.monotonic()
-        return await infer_whole(self._handler, raw, self._calls.of(context), context, received_s)
+        return await infer_whole(self._handler, raw, self._calls.auth_of(context), context, received_s)
 
     async def ModelStreamInfer(self, context: Context) -> None:
         """Reads requests and writes responses until the client has no more of them."""

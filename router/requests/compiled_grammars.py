@@ -39,7 +39,7 @@ class CompiledGrammars:
             "grammar_compile_seconds", "Compilation of one grammar, without waiting for its turn.", COMPILE_BUCKETS_S
         )
 
-    async def of(self, output: StructuredOutput, tenant: str) -> CompiledGrammar:
+    async def compiled(self, output: StructuredOutput, tenant: str) -> CompiledGrammar:
         """Raises InvalidRequest, naming the field, for what cannot be kept to; Overloaded where too many wait.
 
         Requests of a tenant that ask for the same output at the same time wait for one compilation.
@@ -61,7 +61,7 @@ class CompiledGrammars:
         else:
             self._hits.inc()
         if isinstance(known, Refusal) and output.otherwise is not None:
-            return await self.of(output.otherwise, tenant)
+            return await self.compiled(output.otherwise, tenant)
         if isinstance(known, Refusal):
             # Each request gets an error of its own: one that is raised holds its frames.
             raise type(known.error)(known.error.message, field=known.error.field)

@@ -246,7 +246,7 @@ class RequestHandler:
         facts, body, point = self.dispatcher.facts, request.body, request.point
         options, named, routing, grammar = body.options, self.named(body.model or ""), request.routing, None
         if options.structured is not None:
-            compiled = await self._grammars.of(options.structured, request.turns_of)
+            compiled = await self._grammars.compiled(options.structured, request.turns_of)
             grammar = compiled.grammar
             routing = dataclasses.replace(routing, compile_s=compiled.compile_s, mask_s=compiled.mask_s)
         requests = []
@@ -254,7 +254,7 @@ class RequestHandler:
             sent = point.sent[number * options.n : (number + 1) * options.n]
             check_prompt_length(prompt, facts)  # its tokens were checked when it was prepared, and workers do it, too
             length = answer_length(prompt, options, facts, clamps=request.clamps_length)
-            sampling = sampling_params(options, length, facts, self._seeds.of(point, number), grammar)
+            sampling = sampling_params(options, length, facts, self._seeds.seed_of(point, number), grammar)
             requests.append(
                 ParentRequest(
                     request_id=request_id,

@@ -207,7 +207,7 @@ class Seeds:
         self._key = hashlib.blake2b(secret.encode(), person=b"stream seeds").digest()
         self._is_by_request = seed is not None
 
-    def of(self, point: StreamPoint, prompt: int) -> int:
+    def seed_of(self, point: StreamPoint, prompt: int) -> int:
         name = point.request_id if self._is_by_request else point.stream
         drawn = hashlib.blake2b(f"{prompt} {name}".encode(), key=self._key, digest_size=8).digest()
         return int.from_bytes(drawn, "little")

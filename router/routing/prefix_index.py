@@ -129,7 +129,7 @@ class _WorkerMasks:
             self._by_bit[bit] = worker
         self._by_byte.clear()
 
-    def of(self, mask: Mask) -> list[WorkerId]:
+    def workers_of(self, mask: Mask) -> list[WorkerId]:
         workers: list[WorkerId] = []
         for index, byte in enumerate(mask.to_bytes((mask.bit_length() + 7) // 8, "little")):
             if byte:
@@ -311,7 +311,7 @@ class PrefixIndex:
         parts = self._looking_down_to(lowest, hashes, also, self._parts)
         pages = [(depth, self._workers[worker].bit) for worker, depth in reach.items()]
         found = deepest_of_all(pages, tail_blocks, parts)
-        return {worker: depth for depth, mask in reversed(found) for worker in self._masks.of(mask)}
+        return {worker: depth for depth, mask in reversed(found) for worker in self._masks.workers_of(mask)}
 
     def _reach(
         self, lowest: Tier, hashes: Sequence[BlockHash], also: Coming | None, as_depth: Callable[[int], Depth]
@@ -319,7 +319,7 @@ class PrefixIndex:
         """Returns how far each worker holds the sequence, on tiers down to `lowest`."""
         reach: dict[WorkerId, Depth] = {}
         for depth, mask in exponential_search(self._looking_down_to(lowest, hashes, also, self._pages), len(hashes)):
-            reach.update(dict.fromkeys(self._masks.of(mask), as_depth(depth)))
+            reach.update(dict.fromkeys(self._masks.workers_of(mask), as_depth(depth)))
         return reach
 
     def _depths(self, worker: WorkerId, reaches: Sequence[dict[WorkerId, int]]) -> tuple[int, ...]:

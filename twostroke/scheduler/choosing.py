@@ -48,7 +48,7 @@ class ChunkChooser:
         if self._known_early:
             self._grow_early()
         self._running.catch_up()
-        streams = [sequence for sequence in self._running.of(StepNeed.STREAM) if sequence not in self._late]
+        streams = [sequence for sequence in self._running.with_need(StepNeed.STREAM) if sequence not in self._late]
         chunks = self._choose_streams(streams, step_tokens)
         cost = None if budget is None else budget.cost
         is_aligned = self._limits.align_chunks and step_tokens >= self._limits.block_size
@@ -78,7 +78,7 @@ class ChunkChooser:
     def _others(self) -> Iterator[tuple[StepNeed, Sequence]]:
         """Yields the sequences that are no streams, the most urgent ones first, in order of admission."""
         for need, sequences in [
-            (need, self._running.of(need)) for need in (StepNeed.TOKEN, StepNeed.TAIL, StepNeed.PROMPT)
+            (need, self._running.with_need(need)) for need in (StepNeed.TOKEN, StepNeed.TAIL, StepNeed.PROMPT)
         ]:
             for sequence in sequences:
                 if sequence not in self._late:

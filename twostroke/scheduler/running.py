@@ -196,7 +196,7 @@ class RunningSequences:
                 self._touched[entry] = None
         self._behind.clear()
 
-    def of(self, need: StepNeed) -> dict[Sequence, None]:
+    def with_need(self, need: StepNeed) -> dict[Sequence, None]:
         """Returns the sequences with this need, in order of admission."""
         self._look()
         if need in self._unordered:
@@ -362,7 +362,7 @@ class SchedulerLoad:
         """
         self._running.catch_up()
         streams = context_tokens = 0
-        for sequence in itertools.chain(self._runnable(), self._running.of(StepNeed.STREAM)):
+        for sequence in itertools.chain(self._runnable(), self._running.with_need(StepNeed.STREAM)):
             first = sequence.next_start
             if sequence.answer_tokens and len(sequence.known) - first <= 1:
                 streams += 1
@@ -385,4 +385,5 @@ class SchedulerLoad:
 
     def _runnable(self) -> Iterator[Sequence]:
         """Yields the running sequences that may run next and are no streams."""
-        return itertools.chain.from_iterable(map(self._running.of, (StepNeed.TOKEN, StepNeed.TAIL, StepNeed.PROMPT)))
+        needs = (StepNeed.TOKEN, StepNeed.TAIL, StepNeed.PROMPT)
+        return itertools.chain.from_iterable(map(self._running.with_need, needs))

@@ -32,7 +32,7 @@ class AuthenticatedCalls:
             finally:
                 del self._open[context]
 
-    def of(self, context: Context) -> AuthContext:
+    def auth_of(self, context: Context) -> AuthContext:
         return self._open[context]
 
     def check(self, context: Context) -> None:

@@ -43,7 +43,7 @@ class InferenceService:
         self._calls = calls
 
     async def Generate(self, raw: bytes, context: Context) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        received_s, auth = time.monotonic(), self._calls.of(context)
+        received_s, auth = time.monotonic(), self._calls.auth_of(context)
         tenant = named_tenant(raw)
         beside = BesideBody(tenant=None if tenant is None else check_request_id(tenant, "tenant"))
         body = await self._handler.prepare("grpc_generate", raw, auth, client=client_address(context), beside=beside)
@@ -71,13 +71,13 @@ class InferenceService:
 
     async def _prepared(self, kind: str, raw: bytes, context: Context) -> bytes:
         """Returns the serialized response to a message that needs only preparation."""
-        auth = self._calls.of(context)
+        auth = self._calls.auth_of(context)
         response = await self._handler.prepare(kind, raw, auth, client=client_address(context))
         assert isinstance(response, bytes)
         return response
 
     async def Abort(self, request: inference_pb2.AbortRequest, context: Context) -> inference_pb2.AbortResponse:
-        found = await self._handler.abort(request.request_id, request.resume_token, self._calls.of(context))
+        found = await self._handler.abort(request.request_id, request.resume_token, self._calls.auth_of(context))
         return inference_pb2.AbortResponse(found=found)
 
     async def GetModel(

@@ -15,7 +15,7 @@ def check_kept(scheduler: Scheduler, pool: BlockPool, block_size: int) -> None:
     queued, prompts = load.queued(), load.prompts
     assert queued == queued_of(scheduler, pool, block_size)
     assert prompts == scheduler.waiting + sum(len(each.known) <= each.prompt_tokens for each in running)
-    kept = {need: list(scheduler._running.of(need)) for need in StepNeed}
+    kept = {need: list(scheduler._running.with_need(need)) for need in StepNeed}
     found = kept[StepNeed.NOTHING]  # others may have begun to write what a sequence is still to be chosen for
     needs = {each: _need_of(scheduler, each, block_size, may_be_blocked=each in found) for each in running}
     assert kept == {need: [each for each in running if needs[each] is need] for need in StepNeed}

@@ -55,7 +55,7 @@ class Borrowing:
         self.prompts = Trials(wanted=True, first_s=FIRST_OF_PROMPTS_S)
         self.streams = Trials(wanted=False, first_s=FIRST_S)
 
-    def of(self, kind: StepKind) -> Trials:
+    def trials_of(self, kind: StepKind) -> Trials:
         """Returns the trials of steps of this kind."""
         return self.prompts if kind.prompt_tokens >= PROMPT_TOKENS else self.streams
 

@@ -69,7 +69,7 @@ class _Reader:
         declared = list(self._declared(self._root, name, set()))  # kept, so that ids stay theirs
         return _all(self._of(schema, 0) for schema in declared)
 
-    def of(self, schema: Any) -> Admitted:
+    def read(self, schema: Any) -> Admitted:
         return self._of(schema, 0)
 
     def _declared(self, schema: Any, name: str, seen: set[int]) -> Iterable[Any]:
@@ -161,7 +161,7 @@ def branches_of(parameters: Mapping[str, Any], schema: Any, types: frozenset[str
         each = waiting.pop()
         if not isinstance(each, Mapping) or any(each is known for known in found):
             continue
-        admitted = reader.of(each)
+        admitted = reader.read(each)
         if not (admitted.types & types or ("string" in types and may_be_text(admitted))):
             continue
         found.append(each)

@@ -57,5 +57,5 @@ async def _compile(prepares: ProcessPreparer, outputs: list[StructuredOutput]) -
         grammars = CompiledGrammars(prepares, RouterMetrics())
         for output in outputs:
             with contextlib.suppress(ServeError):
-                await grammars.of(output, "")
+                await grammars.compiled(output, "")
         await asyncio.sleep(TICK_S)

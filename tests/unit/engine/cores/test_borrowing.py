@@ -111,8 +111,8 @@ def test_one_step_of_a_trial_that_takes_far_longer_than_usual_ends_it() -> None:
 def test_no_more_than_one_of_the_first_prompts_is_computed_without_the_cores_that_help_it() -> None:
     borrowing, without = Borrowing(), 0
     for _ in range(round(2 * FIRST_OF_PROMPTS_S / 0.045)):
-        borrows = borrowing.of(CHUNK).wanted
-        borrowing.of(CHUNK).observe(CHUNK, 0.045 if borrows else 0.09, int(borrows))
+        borrows = borrowing.trials_of(CHUNK).wanted
+        borrowing.trials_of(CHUNK).observe(CHUNK, 0.045 if borrows else 0.09, int(borrows))
         without += not borrows
     assert without == 1
 
@@ -128,19 +128,19 @@ def test_long_steps_are_tried_as_soon_as_enough_of_them_are_known() -> None:
 def test_prompts_and_streams_are_judged_apart() -> None:
     """Two cores compute a prompt in half the time, and read the weights for a stream no faster than one."""
     borrowing = Borrowing()
-    assert borrowing.of(CHUNK).wanted, "until it is known, prompts borrow"
-    assert not borrowing.of(DECODE).wanted
+    assert borrowing.trials_of(CHUNK).wanted, "until it is known, prompts borrow"
+    assert not borrowing.trials_of(DECODE).wanted
     for _ in range(400):
         for kind, alone_s, together_s in ((CHUNK, 0.06, 0.04), (DECODE, 0.01, 0.012)):
-            borrows = borrowing.of(kind).wanted
-            borrowing.of(kind).observe(kind, together_s if borrows else alone_s, int(borrows))
+            borrows = borrowing.trials_of(kind).wanted
+            borrowing.trials_of(kind).observe(kind, together_s if borrows else alone_s, int(borrows))
     assert borrowing.prompts.wanted
-    assert not borrowing.of(DECODE).wanted
+    assert not borrowing.trials_of(DECODE).wanted
 
 
 def test_prompts_cease_to_borrow_where_that_makes_them_slower() -> None:
     borrowing = Borrowing()
     for _ in range(100):
-        borrows = borrowing.of(CHUNK).wanted
-        borrowing.of(CHUNK).observe(CHUNK, 0.09 if borrows else 0.06, int(borrows))
+        borrows = borrowing.trials_of(CHUNK).wanted
+        borrowing.trials_of(CHUNK).observe(CHUNK, 0.09 if borrows else 0.06, int(borrows))
     assert not borrowing.prompts.wanted

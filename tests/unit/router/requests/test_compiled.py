@@ -35,8 +35,8 @@ def value_of(metrics: RouterMetrics, name: str, **labels: str) -> float | None:
 async def test_equal_outputs_are_compiled_once_and_counted():
     inline, metrics = InlinePreparer(ByteText()), RouterMetrics()
     grammars = CompiledGrammars(inline, metrics)
-    first = await grammars.of(INTEGER, "a")
-    assert await grammars.of(INTEGER, "b") is first
+    first = await grammars.compiled(INTEGER, "a")
+    assert await grammars.compiled(INTEGER, "b") is first
     assert inline.compilations == 1
     assert value_of(metrics, "grammars_compiled_total", kind="json") == 1
     assert value_of(metrics, "grammar_cache_hits_total") == 1
@@ -48,7 +48,7 @@ async def test_a_refusal_is_kept_too():
     grammars = CompiledGrammars(inline, metrics)
     for _ in range(3):
         with pytest.raises(InvalidRequest, match='"not" at # is not supported'):
-            await grammars.of(output("json", {"not": {}}), "")
+            await grammars.compiled(output("json", {"not": {}}), "")
     assert inline.compilations == 1
     assert value_of(metrics, "grammars_refused_total", kind="json", cause="not") == 1
 
@@ -56,14 +56,14 @@ async def test_a_refusal_is_kept_too():
 async def test_the_least_recently_used_grammar_is_dropped_first():
     inline = InlinePreparer(ByteText())
     grammars = CompiledGrammars(inline, RouterMetrics(), most_bytes=3000)
-    await grammars.of(output("regex", "a"), "")
-    await grammars.of(output("regex", "b"), "")
-    await grammars.of(output("regex", "a"), "")
-    await grammars.of(output("regex", "c"), "")
+    await grammars.compiled(output("regex", "a"), "")
+    await grammars.compiled(output("regex", "b"), "")
+    await grammars.compiled(output("regex", "a"), "")
+    await grammars.compiled(output("regex", "c"), "")
     assert inline.compilations == 3
-    await grammars.of(output("regex", "a"), "")
+    await grammars.compiled(output("regex", "a"), "")
     assert inline.compilations == 3
-    await grammars.of(output("regex", "b"), "")
+    await grammars.compiled(output("regex", "b"), "")
     assert inline.compilations == 4
 
 
@@ -84,7 +84,7 @@ async def test_requests_that_ask_for_the_same_at_once_wait_for_one_compilation()
     slow = SlowPreparer()
     grammars = CompiledGrammars(slow, RouterMetrics())
     async with asyncio.TaskGroup() as group:
-        waiting = [group.create_task(grammars.of(INTEGER, "")) for _ in range(3)]
+        waiting = [group.create_task(grammars.compiled(INTEGER, "")) for _ in range(3)]
         await asyncio.sleep(0)
         slow.may_end.set()
     assert slow.compilations == 1
@@ -103,23 +103,23 @@ class QueuedPreparer(SlowPreparer):
 async def test_a_tenant_with_a_long_queue_does_not_hold_up_another_that_wants_the_same() -> None:
     queued_preparer = QueuedPreparer()
     grammars = CompiledGrammars(queued_preparer, RouterMetrics())
-    queued = asyncio.create_task(grammars.of(INTEGER, "hostile"))
+    queued = asyncio.create_task(grammars.compiled(INTEGER, "hostile"))
     await asyncio.sleep(0)
     async with asyncio.timeout(30):
-        compiled = await grammars.of(INTEGER, "other")
+        compiled = await grammars.compiled(INTEGER, "other")
     assert not queued.done()
     queued_preparer.may_end.set()
     assert (await queued).grammar == compiled.grammar
-    assert await grammars.of(INTEGER, "third") is compiled
+    assert await grammars.compiled(INTEGER, "third") is compiled
     assert grammars._known_bytes == sum(map(_size_bytes, grammars._known.values()))
 
 
 async def test_where_the_first_of_them_leaves_another_compiles():
     slow = SlowPreparer()
     grammars = CompiledGrammars(slow, RouterMetrics())
-    first = asyncio.create_task(grammars.of(INTEGER, ""))
+    first = asyncio.create_task(grammars.compiled(INTEGER, ""))
     await asyncio.sleep(0)
-    second = asyncio.create_task(grammars.of(INTEGER, ""))
+    second = asyncio.create_task(grammars.compiled(INTEGER, ""))
     await asyncio.sleep(0)
     first.cancel()
     slow.may_end.set()
@@ -151,10 +151,10 @@ async def test_extreme_outputs_end_within_their_limits_and_hold_nobody(names: se
         refused: dict[str, InvalidRequest] = {}
         for name in sorted(names):
             try:
-                await grammars.of(output(*EXTREME[name]), "")
+                await grammars.compiled(output(*EXTREME[name]), "")
             except InvalidRequest as error:
                 refused[name] = error
-        assert (await grammars.of(output("regex", "a"), "")).grammar.source
+        assert (await grammars.compiled(output("regex", "a"), "")).grammar.source
     assert refused.keys() >= REFUSED
     for name, error in refused.items():
         assert "\n" not in error.message, name
@@ -168,7 +168,7 @@ async def test_a_grammar_that_takes_too_much_holds_no_event_loop_and_is_refused_
         async with Ticker() as ticker:
             for _ in range(2):
                 with pytest.raises(InvalidRequest, match="to compile the grammar takes more"):
-                    await grammars.of(output(*EXTREME["patterns at once"]), "")
+                    await grammars.compiled(output(*EXTREME["patterns at once"]), "")
                 assert prepares._grammars._child is None, "the second time nothing is compiled"
         assert ticker.worst_s < HURRIED_S / 2
 
@@ -186,9 +186,9 @@ async def test_a_grammar_that_a_busy_machine_did_not_compile_is_not_refused_for_
         grammars = CompiledGrammars(prepares, RouterMetrics())
         os.kill(child._process.pid, signal.SIGSTOP)
         with pytest.raises(Overloaded, match=r"the router could not compile the grammar within 0\.2 s"):
-            await grammars.of(INTEGER, "")
+            await grammars.compiled(INTEGER, "")
         monkeypatch.setattr(prepares._grammars, "_program", program)
-        assert (await grammars.of(INTEGER, "")).grammar.source
+        assert (await grammars.compiled(INTEGER, "")).grammar.source
 
 
 async def test_a_grammar_does_not_wait_for_ever_behind_others_and_a_killed_process_is_replaced(

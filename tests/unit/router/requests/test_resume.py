@@ -104,9 +104,13 @@ def test_what_is_no_token_of_the_request_is_refused_by_its_fields_name(token: st
 def test_seeds_are_the_same_at_every_router_of_a_cluster_and_differ_by_stream_and_prompt() -> None:
     one, other = StreamPoint.begin("same", 1), StreamPoint.begin("same", 1)
     here, there = Seeds("token"), Seeds("token")
-    assert here.of(one, 0) == there.of(one, 0)
-    assert len({here.of(one, 0), here.of(one, 1), here.of(other, 0), Seeds("another").of(one, 0)}) == 4
-    assert Seeds("token", 7).of(one, 0) == Seeds("another", 7).of(other, 0) != Seeds("token", 8).of(one, 0)
+    assert here.seed_of(one, 0) == there.seed_of(one, 0)
+    assert (
+        len({here.seed_of(one, 0), here.seed_of(one, 1), here.seed_of(other, 0), Seeds("another").seed_of(one, 0)}) == 4
+    )
+    assert (
+        Seeds("token", 7).seed_of(one, 0) == Seeds("another", 7).seed_of(other, 0) != Seeds("token", 8).seed_of(one, 0)
+    )
 
 
 def test_of_two_attempts_the_later_is_higher_whoever_makes_them_and_whatever_the_clocks_say() -> None:

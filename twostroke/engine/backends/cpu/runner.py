@@ -165,7 +165,7 @@ class ModelRunner:
         if self._cores.should_look:
             team.borrow_from(self._cores.neighbours())
         kind = StepKind.of(batch)
-        trials = self._borrowing.of(kind)
+        trials = self._borrowing.trials_of(kind)
         started_s = time.perf_counter()
         with team.step(borrows=trials.wanted):
             yield

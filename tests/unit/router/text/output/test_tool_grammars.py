@@ -148,21 +148,21 @@ async def test_a_schema_that_only_the_compiler_refuses_binds_strict_tools_alone(
     form: str, schema: dict[str, Any]
 ) -> None:
     """Servers of MCP describe their tools so; clients that want one call at a time would get 400 for all requests."""
-    compiled = CompiledGrammars(InlinePreparer(ByteText()), RouterMetrics())
+    grammars = CompiledGrammars(InlinePreparer(ByteText()), RouterMetrics())
     function: dict[str, Any] = {"name": "weather", "parameters": schema}
     tools = [{"type": "function", "function": function}, *TOOLS[1:]]
     wanted = grammar(form, ToolUse(is_parallel=False), tools=tools)
     assert wanted is not None
-    taken = await compiled.of(wanted, "")
+    taken = await grammars.compiled(wanted, "")
     call = WRITERS[form]([("weather", {"a": ["x"]})])
     assert permits(StructuredOutput("llguidance", taken.grammar.source.encode(), "tools"), call)
-    assert await compiled.of(wanted, "") is taken
+    assert await grammars.compiled(wanted, "") is taken
     function["strict"] = True
 
     async def compile_strict() -> None:
         strict = grammar(form, ToolUse(is_parallel=False), tools=tools)
         assert strict is not None
-        await compiled.of(strict, "")
+        await grammars.compiled(strict, "")
 
     with pytest.raises(InvalidRequest):
         await compile_strict()

@@ -60,12 +60,12 @@ class CoreDevice:
 
         def ended() -> None:
             seconds = host.virtual_loop.time() - begun_s
-            self._borrowing.of(kind).observe(kind, seconds, step.most_borrowed)
+            self._borrowing.trials_of(kind).observe(kind, seconds, step.most_borrowed)
             if not done.cancelled():
                 done.set_result(StepResult((SAMPLED,) * terms.streams, seconds))
 
         parts = [(streams_s, self._shared.streams), (prompts_s, self._shared.prompts)]
-        step = RunningStep(parts, self._shared.borrows and self._borrowing.of(kind).wanted, ended)
+        step = RunningStep(parts, self._shared.borrows and self._borrowing.trials_of(kind).wanted, ended)
         self._cores.begin(self._core, step)
 
 
