@@ -53,8 +53,13 @@ def places_of(pool: BlockPool) -> FurtherPlaces:
 
 
 def with_windows(batch: Batch, window: WindowShape | None) -> Batch:
-    """Returns a step that belongs to no sequence, where layers with a window keep their parts of blocks apart."""
+    """Returns a step that belongs to no sequence, where layers with a window keep their parts of blocks apart.
+
+    It writes to the scratch slot. It reads that one where it reads the scratch page, else some slot for each page.
+    """
     if window is None:
         return batch
     scratch = window.slots * window.block_size + batch.positions.astype(np.int64) % window.block_size
-    return replace(batch, further=(GroupPlaces(batch.block_tables % np.int32(window.slots), scratch),))
+    is_scratch = batch.block_tables == window.first
+    tables = np.where(is_scratch, np.int32(window.slots), batch.block_tables % np.int32(window.slots))
+    return replace(batch, further=(GroupPlaces(tables, scratch),))

@@ -125,7 +125,7 @@ class PullClient:
     def prune(self) -> None:
         """Stops pulls whose missing pages nobody wants any more."""
         for session in self._sessions:
-            if not session.pull.is_wanted:
+            if session.pull.is_abandoned:
                 self._stop(session)
 
     def open_pulls(self) -> list[OpenPull]:

@@ -12,7 +12,7 @@ from twostroke.worker.supply.pull_spec import PullSpec
 
 
 class OpenPull:
-    """The pull client owns it and alone changes it. No question but `is_wanted` costs more with more blocks."""
+    """The pull client owns it and alone changes it. No question but `is_abandoned` costs more with more blocks."""
 
     def __init__(self, spec: PullSpec, pool: BlockPool, started_s: float) -> None:
         self.spec = spec
@@ -55,14 +55,17 @@ class OpenPull:
         return is_reached and not pool.writes_shared(spec.session)
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether somebody holds a page that has not come. The first one is asked first, and usually answers."""
+    def is_abandoned(self) -> bool:
+        """Whether pages have not come that nobody holds. The first one is asked first, and usually answers.
+
+        A pull that misses nothing is not abandoned: it ends by itself, and then reports what it brought.
+        """
         if not self.remaining:
             return False
         pool, first = self._pool, self.remaining.get(Part(self.first_missing, GroupKind.FULL))
         if first is not None and pool.is_wanted(first):
-            return True
-        return any(pool.is_wanted(page) for page in self.remaining.values())
+            return False
+        return not any(pool.is_wanted(page) for page in self.remaining.values())
 
     def came(self, parts: Sequence[Part]) -> list[PageId]:
         """Notes that parts have come; returns their pages."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from random import Random
 
 import pytest
 
 from tests.trials.chaos.injection.fake_transport import Delay, Expire, Fail, Fault, FaultPlan, FlipByte, WriteLate
 from tests.unit.worker.callers import Received, Router, router_to, with_epoch
+from tests.unit.worker.pulls.peers import warm
 from tests.unit.worker.rig import (
     BLOCK,
     PAGE_BYTES,
@@ -24,8 +26,10 @@ from tests.unit.worker.rig import (
     prompt_of,
 )
 from twostroke.base.errors import TransferFailed
+from twostroke.base.ids import RequestId
 from twostroke.config import PatienceConfig, RuntimeConfig, ScheduleConfig
 from twostroke.kv_cache.groups.page_state import PageState
+from twostroke.kv_cache.parts import GroupKind, Part
 from twostroke.rpc.v1 import worker_pb2
 
 BLOCKS = 12
@@ -113,6 +117,30 @@ async def test_blocks_that_the_source_had_count_as_cached_but_not_as_local() -> 
         got = await right_answer(to_two, source)
         assert got.last.cached_tokens == BLOCKS * BLOCK
         assert got.last.local_tokens == 0
+
+
+async def test_a_pull_that_has_brought_all_is_reported_although_another_request_ends_before_its_task() -> None:
+    async with prefill() as source, decode(model=paced(step_ms=5)) as target, router_to(target) as router:
+        await warm(source, PROMPT)
+        other = await router.open(prompt_of(40, seed=5), 500, request_id="other")
+        await eventually(lambda: len(other.tokens) > 1)
+        manager, pool, loop = answers_of(target), target.host.pool, asyncio.get_running_loop()
+
+        class LastPage:
+            def pages_changed(self, parts: Sequence[Part]) -> None:
+                loop.call_soon(manager.close_request, RequestId("other"), 0)
+
+        async def watch_last_page() -> None:
+            while (state := manager._requests.get(RequestId("r"))) is None or not state.sequence.pages:
+                await asyncio.sleep(0)
+            page = state.sequence.pages[BLOCKS - 1]
+            assert pool.is_arriving(page)
+            pool.wait_for(page, LastPage(), Part(BLOCKS - 1, GroupKind.FULL))
+
+        watching = asyncio.create_task(watch_last_page())
+        got = await right_answer(router, source)
+        await watching
+        assert got.last.cached_tokens == BLOCKS * BLOCK
 
 
 async def test_a_decode_worker_is_a_page_source_too() -> None:

@@ -24,7 +24,8 @@ from tests.unit.worker.rig import (
     prompt_of,
     worker_config,
 )
-from twostroke.config import Role, ScheduleConfig
+from tests.unit.worker.test_window_parts import WINDOWED
+from twostroke.config import ModelConfig, Role, ScheduleConfig
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.rpc.convert import rebuild_error
 from twostroke.scheduler.batch import Batch, SampleRow, StepResult
@@ -111,15 +112,21 @@ async def test_an_admission_that_fails_while_a_step_runs_ends_the_worker_as_any_
             worker.worker._stop.set()
 
 
-async def test_a_step_that_fails_once_is_run_again() -> None:
+@pytest.mark.parametrize("model", [paced(), WINDOWED], ids=["full attention", "windows"])
+async def test_a_step_that_fails_once_is_run_again(model: ModelConfig) -> None:
+    """Whatever earlier requests have left in the pages, the engine answers its probe as it did when they were new."""
+
     def fail(step: int) -> None:
         if step == 3:
             raise RuntimeError("device lost")
 
-    async with decode() as worker, router_to(worker) as router:
+    async with decode(model=model, pages=64) as worker, router_to(worker) as router:
+        for seed in range(1, 13):
+            prompt = prompt_of(8 * BLOCK + 5, seed=seed)
+            expected = (await router.answer(prompt, 6, request_id=f"before {seed}")).tokens
         before_each_step(worker, fail)
-        got = await router.answer(PROMPT, 6)
-        assert got.tokens == expected_tokens(PROMPT, 6)
+        got = await router.answer(prompt, 6)
+        assert (got.last.error.kind, got.tokens) == ("", expected)
 
 
 def spoil_tokens(worker: Running, is_corrupt: Callable[[SampleRow], bool]) -> None:

@@ -65,8 +65,8 @@ def derived(pull: OpenPull, pool: BlockPool) -> tuple[int, int, bool, bool]:
     missing = sorted({part.block for part in pull.remaining})
     is_reached = not missing[0] or pool.find(pull.spec.block_hashes[missing[0] - 1]) is not None
     is_shared = any(pool._pages[page].refs > 1 for page in pull.remaining.values())
-    is_wanted = any(pool.is_wanted(page) for page in pull.remaining.values())
-    return len(missing), missing[0], is_reached and not is_shared, is_wanted
+    is_abandoned = not any(pool.is_wanted(page) for page in pull.remaining.values())
+    return len(missing), missing[0], is_reached and not is_shared, is_abandoned
 
 
 class World:
@@ -175,7 +175,7 @@ class World:
         told = {waiter for record in self.pool._pages for waiter in record.waiters or ()}
         assert told <= {*self.pulls, *(served.parts for served in self.served)}, "an ended pull waits for a page"
         for pull in self.pulls:
-            kept = pull.missing_blocks, pull.first_missing, pull.is_computable, pull.is_wanted
+            kept = pull.missing_blocks, pull.first_missing, pull.is_computable, pull.is_abandoned
             assert kept == derived(pull, self.pool)
         for served in self.served:
             if served.has_failed or self.random.random() < 0.5:
@@ -255,7 +255,12 @@ def questions(blocks: int) -> int:
     pull = OpenPull(spec, pool, 0.0)
     pool.fill_all(pull.came([Part(blocks - 1, GroupKind.FULL)]))
     pool._pages = records = Counting(pool._pages)
-    assert (pull.missing_blocks, pull.first_missing, pull.is_computable, pull.is_wanted) == (blocks - 1, 0, True, True)
+    assert (pull.missing_blocks, pull.first_missing, pull.is_computable, pull.is_abandoned) == (
+        blocks - 1,
+        0,
+        True,
+        False,
+    )
     return records.looks
 
 

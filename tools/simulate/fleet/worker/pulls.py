@@ -124,7 +124,7 @@ class SimulatedPulls:
     def prune(self) -> None:
         """Stops pulls when none of their missing pages is wanted any more."""
         for pull in self._open:
-            if not pull.state.is_wanted:
+            if pull.state.is_abandoned:
                 pull.stop()
 
     def open_pulls(self) -> list[OpenPull]:
