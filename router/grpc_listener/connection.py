@@ -25,12 +25,14 @@ from router.grpc_listener.client_names import socket_path
 from router.grpc_listener.connection_cost import CREDIT_PER_S, HEADERS_WITHOUT_END, ConnectionCost
 from router.grpc_listener.frames import (
     ENHANCE_YOUR_CALM,
+    GOAWAY,
     HEADERS,
     PREFACE,
     FrameReader,
     TooManyHeaders,
     goaway,
     header_end,
+    last_stream,
 )
 
 PIECE_BYTES = 64 << 10
@@ -237,6 +239,9 @@ class ClientConnection:
             self.paced_since_s = None
         headers_since_s, self.headers_since_s = self.headers_since_s, None
         for at, length, kind, flags, stream in reader.frames(piece):
+            if kind == HEADERS and stream % 2 == 0:  # clients open the odd ones; gRPC ignores others (RFC 9113, 5.1.1)
+                self.close()
+                return
             if cost.is_spent:
                 reader.stop_before(at)
                 self._pace(piece[at:])
@@ -252,7 +257,8 @@ class ClientConnection:
                     self.headers_since_s = headers_since_s or self._owner.now_s()
                     reader.stop_before(at)
                     break
-                if stream > cost.last_stream and not is_granted and not self._owner.may_begin_call(self, stream):
+                begins = cost.begins_call(stream) and not is_granted
+                if begins and not self._owner.may_begin_call(self, stream):
                     reader.stop_before(at)
                     self._waiting = piece[at:]
                     break
@@ -296,7 +302,9 @@ class ClientConnection:
 
     def _take_down(self, piece: bytes) -> None:
         reader, cost = self._frames_down, self.cost
-        for _, length, kind, flags, stream in reader.frames(piece):
+        for at, length, kind, flags, stream in reader.frames(piece):
+            if kind == GOAWAY:
+                cost.most_stream = last_stream(piece, at)
             if cost.sent(length, kind, flags, stream):
                 self._owner.call_ended(self, stream)
         self._rest_down = piece[reader.whole :]

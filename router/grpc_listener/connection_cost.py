@@ -10,6 +10,7 @@ from router.grpc_listener.frames import (
     PING,
     RST_STREAM,
     SETTINGS,
+    STREAM,
 )
 
 FIRST_CREDIT = 2048
@@ -48,7 +49,7 @@ REASONS = (FRAMES, HEADERS_WITHOUT_END)
 class ConnectionCost:
     """The credit of one connection, and its open calls."""
 
-    __slots__ = ("_at_s", "_calls", "_credit", "last_stream", "useful_calls")
+    __slots__ = ("_at_s", "_calls", "_credit", "last_stream", "most_stream", "useful_calls")
 
     def __init__(self, now_s: float) -> None:
         self._credit: float = FIRST_CREDIT
@@ -57,6 +58,8 @@ class ConnectionCost:
         """Open calls by their streams: when they began, and the bytes that were answered."""
         self.last_stream = 0
         """The highest that the client has opened."""
+        self.most_stream = STREAM
+        """The highest that the router takes up: once it has said that it goes away, it ignores later ones."""
         self.useful_calls = 0
 
     @property
@@ -74,6 +77,10 @@ class ConnectionCost:
         self._at_s = now_s
         return self._credit
 
+    def begins_call(self, stream: int) -> bool:
+        """Returns whether header fields of this stream begin a call, and are not the end of one or ignored."""
+        return self.last_stream < stream <= self.most_stream
+
     def came(self, length: int, kind: int, flags: int, stream: int) -> None:
         """Counts a frame of the client."""
         if kind == DATA:
@@ -81,7 +88,7 @@ class ConnectionCost:
                 self._credit -= 1
             elif not flags & END_STREAM:
                 self._credit -= max(0.0, 1 - length / FREE_DATA_BYTES)
-        elif kind == HEADERS and stream > self.last_stream:
+        elif kind == HEADERS and self.begins_call(stream):
             self.last_stream = stream
             self._calls[stream] = self._at_s, 0
         elif kind == RST_STREAM:

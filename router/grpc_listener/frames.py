@@ -88,3 +88,9 @@ def goaway(last_stream: int, error: int, text: bytes) -> bytes:
     """Returns the frame that ends a connection."""
     payload = struct.pack(">II", last_stream, error) + text
     return struct.pack(">IBI", len(payload) << 8 | GOAWAY, 0, 0) + payload
+
+
+def last_stream(piece: bytes, at: int) -> int:
+    """Returns the last stream that is taken up, by the GOAWAY at this place; any, where the piece ends before that."""
+    named = piece[at + HEAD_BYTES : at + HEAD_BYTES + 4]
+    return int.from_bytes(named) & STREAM if len(named) == 4 else STREAM

@@ -17,7 +17,8 @@ from router.grpc_listener.listener import Context, GrpcListener
 
 def main() -> None:
     descriptor, backend, most, *files = sys.argv[1:]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the router, which then ends this
+    for number in (signal.SIGINT, signal.SIGTERM):  # to the whole group: the router finishes, and then ends this
+        signal.signal(number, signal.SIG_IGN)
     listening = socket.socket(fileno=int(descriptor))
     listening.setblocking(False)
     os.set_blocking(1, False)

@@ -71,20 +71,20 @@ class ListenerProcess:
         """Ends the process after its clients have the rest of what the router said to them."""
         self.leave()
         self._end_control()
-        if self._running is not None:
-            await asyncio.wait([self._running], timeout=END_S)
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
-            self._running = None
+        running, self._running = self._running, None
+        if running is not None:
+            await asyncio.wait([running], timeout=END_S)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.backend)
 
     async def _run(self) -> None:
         while not self._is_leaving:
-            theirs, ours = os.pipe()
-            os.set_blocking(ours, False)
-            self._control = ours
             try:
+                theirs, ours = os.pipe()
+                os.set_blocking(ours, False)
+                self._control = ours
                 await self._serve(theirs)
             except OSError as error:
                 log.error("no process for the gRPC port error=%s", error)

@@ -18,10 +18,12 @@ from router.grpc_listener.frames import (
     PING,
     RST_STREAM,
     SETTINGS,
+    STREAM,
     FrameReader,
     TooManyHeaders,
     goaway,
     header_end,
+    last_stream,
 )
 from tests.trials.chaos.neighbours.wire import PRIORITY, WINDOW, frame
 
@@ -217,3 +219,15 @@ def test_frames_are_found_in_whatever_pieces_they_come() -> None:
         assert found == whole
         assert passed == said
         assert reader.is_between_frames
+
+
+def test_streams_that_the_router_ignores_begin_no_call() -> None:
+    """After its GOAWAY it takes up no later stream: such a call would stay open here for ever."""
+    cost, piece = ConnectionCost(0.0), goaway(5, 0, b"")
+    assert last_stream(piece, 0) == 5
+    assert last_stream(piece[:11], 0) == STREAM, "the rest is not here: any may be the last"
+    cost.most_stream = last_stream(piece, 0)
+    cost.came(10, HEADERS, END_HEADERS, 7)
+    assert not cost.has_calls
+    cost.came(10, HEADERS, END_HEADERS, 5)
+    assert cost.has_calls

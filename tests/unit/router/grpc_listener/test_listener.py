@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import cast
@@ -418,3 +419,43 @@ async def is_taken(address: str) -> bool:
         return False
     writer.close()
     return True
+
+
+async def test_calls_that_grpc_ignores_keep_nobody_out() -> None:
+    """Clients open odd streams; an even one is never answered, so a connection with one would always be busy."""
+    async with served(most=4) as server, contextlib.AsyncExitStack() as stack:
+        for _ in range(4):
+            _, writer = await stack.enter_async_context(connected(server.address))
+            writer.write(frame(HEADERS, END_HEADERS, 2, fields("Stall")))
+        await asyncio.sleep(0.3)
+        assert server.calls.seen == []
+        async with asyncio.timeout(15):
+            await echoed(server.address)
+
+
+async def test_room_for_many_newcomers_costs_few_looks_at_each_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, look = Counter[str](), ClientConnection.stuck_s
+
+    def counted(connection: ClientConnection) -> float:
+        looks["at a connection"] += 1
+        return look(connection)
+
+    async with served(most=50) as server, contextlib.AsyncExitStack() as stack:
+        for _ in range(50):
+            await stack.enter_async_context(connected(server.address))
+        monkeypatch.setattr(ClientConnection, "stuck_s", counted)
+        for _ in range(150):
+            await stack.enter_async_context(connected(server.address))
+        await echoed(server.address)
+    assert looks["at a connection"] < 150 * 50 / 3
+
+
+async def test_the_listener_may_be_ended_twice_at_the_same_time() -> None:
+    """A hand-over that is cancelled ends it, and so does the end of the server."""
+    async with served() as server:
+        await echoed(server.address)
+        ends = [asyncio.create_task(server.listener.end())]
+        while not ends[0].done():
+            await asyncio.sleep(0)
+            ends.append(asyncio.create_task(server.listener.end()))
+        await asyncio.gather(*ends)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
+import signal
 import ssl
 from pathlib import Path
 
@@ -16,7 +18,8 @@ import pytest
 from router.grpc_listener.running import ListenerProcess
 from tests.certificates import Authority
 from tests.unit.router.grpc_listener.conftest import SERVICE, served
-from tests.unit.router.grpc_listener.test_listener import PATIENCE_S, echoed
+from tests.unit.router.grpc_listener.test_listener import ALONE, PATIENCE_S, echoed
+from tests.unit.router.serving.asking import eventually
 
 
 def process() -> psutil.Process:
@@ -111,3 +114,32 @@ async def _certificate(address: str) -> bytes:
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
+
+
+async def test_sigterm_to_the_whole_group_lets_open_calls_finish() -> None:
+    """systemd tells every process of a service; the router goes on for a while, and then ends this one."""
+    async with served(ListenerProcess) as server, grpc.aio.insecure_channel(server.address, options=ALONE) as channel:
+        call = channel.unary_unary(f"/{SERVICE}/Stall")(b"x")
+        await eventually(lambda: bool(server.calls.seen))
+        process().send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.5)
+        assert process().is_running()
+        assert not call.done()
+        call.cancel()
+
+
+async def test_where_no_descriptor_is_left_the_process_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, has_failed = os.pipe, []
+
+    def without_descriptors() -> tuple[int, int]:
+        if not has_failed:
+            has_failed.append(True)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return pipe()
+
+    async with served(ListenerProcess) as server:
+        await echoed(server.address)
+        monkeypatch.setattr(os, "pipe", without_descriptors)
+        process().kill()
+        await eventually(lambda: bool(has_failed))
+        await echoed(server.address)
