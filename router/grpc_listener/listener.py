@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from router.connection_room import ConnectionRoom
 from router.grpc_listener.call_window import CallWindow
 from router.grpc_listener.connection import PIECE_BYTES, READ, ClientConnection, ConnectionStage, has_hung_up
 from router.grpc_listener.connection_cost import CREDIT_PER_S, FRAMES, UNREACHED
@@ -26,8 +27,6 @@ TRY_AGAIN_S = 0.1
 """After no descriptor was left for a client."""
 LOOK_S = 0.5
 """Between two looks for clients that did not arrive in time."""
-FEW = 16
-"""Where fewer than one connection in so many may make room, looking for them at each newcomer would cost too much."""
 STALL_S = 60.0
 """After this time a client that takes nothing of what is there for it is gone, as over HTTP."""
 STUCK_S = 5.0
@@ -60,10 +59,7 @@ class GrpcListener:
         self._now_s = time.monotonic()
         self._connections: dict[ClientConnection, None] = {}
         """The one that came first comes first."""
-        self._may_go: deque[ClientConnection] = deque()
-        """Those that make room for others, the next one first, as they were when they were looked for."""
-        self._looks_for_room_at_s = self._now_s
-        """When they are looked for again where there are none."""
+        self._room = ConnectionRoom[ClientConnection]()
         self._lingering: deque[tuple[float, socket.socket]] = deque()
         self._window = CallWindow()
         self._turns: dict[ClientConnection, None] = {}
@@ -180,19 +176,13 @@ class GrpcListener:
     def _make_room(self) -> None:
         """Closes the connection whose client has taken nothing for longest, or else the oldest one on which nothing was
         answered, or else the one that is idle for longest, or else the newest.
-
-        They are looked for once for many newcomers. Where few may go, the next look is LOOK_S later.
         """
-        if not self._may_go and self._now_s >= self._looks_for_room_at_s:
-            self._may_go.extend(self._in_order_of_going())
-            if len(self._may_go) * FEW < len(self._connections):
-                self._looks_for_room_at_s = self._now_s + LOOK_S
-        while self._may_go:
-            connection = self._may_go.popleft()
-            if connection in self._connections and (not connection.has_calls or connection.stuck_s() >= STUCK_S):
-                connection.close()
-                return
-        next(reversed(self._connections)).close()
+        going = self._room.next(len(self._connections), self._in_order_of_going, self._may_go, self._now_s)
+        (next(reversed(self._connections)) if going is None else going).close()
+
+    def _may_go(self, connection: ClientConnection) -> bool:
+        is_stuck = connection.stuck_s() >= STUCK_S
+        return connection in self._connections and (is_stuck or not connection.has_calls)
 
     def _in_order_of_going(self) -> list[ClientConnection]:
         stuck = [each for each in self._connections if each.stuck_s() >= STUCK_S]
@@ -256,7 +246,7 @@ class GrpcListener:
             self.watch(self._listening, READ, self._on_listening)
         if self._now_s >= self._looks_at_s:
             self._looks_at_s = self._now_s + LOOK_S
-            self._may_go.clear()
+            self._room.forget()
             for each in [each for each in self._connections if self._is_late(each)]:
                 each.close()
 

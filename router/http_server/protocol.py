@@ -17,6 +17,7 @@ from uvicorn import Config
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
+from router.connection_room import ConnectionRoom
 from router.http_server.exchange import (
     MOST_HEADER_BYTES,
     MOST_HEADERS,
@@ -55,6 +56,7 @@ class TimedProtocol(asyncio.Protocol):
     """Accepted connections with an unfinished handshake. Where that fails, asyncio drops them without a call."""
     lingering: ClassVar[dict[TimedProtocol, None]]
     """Connections whose clients have their answer, in the order in which they got it."""
+    room: ClassVar[ConnectionRoom[tuple[float, TimedProtocol]]]
 
     def __init__(
         self,
@@ -148,7 +150,7 @@ class TimedProtocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         self.is_writable = False
         self._writable.clear()
-        self._stall_due = self._loop.call_later(STALL_S, self.abort)
+        self._watch_reader()
 
     def resume_writing(self) -> None:
         self.is_writable = True
@@ -156,6 +158,17 @@ class TimedProtocol(asyncio.Protocol):
         if self._stall_due is not None:
             self._stall_due.cancel()
             self._stall_due = None
+
+    def _watch_reader(self) -> None:
+        unsent = self._transport.get_write_buffer_size()
+        self._stall_due = self._loop.call_later(STALL_S, self._end_unless_read, unsent)
+
+    def _end_unless_read(self, unsent: int) -> None:
+        """Ends the connection of a client that has taken nothing for STALL_S: slow ones may read a large answer on."""
+        if self._transport.get_write_buffer_size() < unsent:
+            self._watch_reader()
+        else:
+            self.abort()
 
     def shutdown(self) -> None:
         """Ends the connection, after the response that is on its way."""
@@ -358,8 +371,18 @@ class TimedProtocol(asyncio.Protocol):
             next(iter(self.lingering)).abort()
             return
         now_s = self._loop.time()
-        waiting = [each for each in self._connections if isinstance(each, TimedProtocol) and not each._is_protected]
-        max(waiting, key=lambda each: each._behind_s(now_s)).abort()
+
+        def furthest_behind_first() -> list[tuple[float, TimedProtocol]]:
+            waiting = [each for each in self._connections if isinstance(each, TimedProtocol) and not each._is_protected]
+            behind = [(each._behind_s(now_s), each) for each in waiting]
+            return sorted(behind, key=lambda entry: entry[0], reverse=True)
+
+        def is_still_behind(entry: tuple[float, TimedProtocol]) -> bool:
+            behind_s, each = entry
+            return each in self._connections and not each._is_protected and each._behind_s(now_s) >= behind_s
+
+        going = self.room.next(len(self._connections), furthest_behind_first, is_still_behind, now_s)
+        (self if going is None else going[1]).abort()
 
 
 class _BodyOnly:
@@ -371,5 +394,11 @@ class _BodyOnly:
 
 
 def timed_protocol(most_connections: int) -> type[TimedProtocol]:
-    facts = {"most_connections": most_connections, "arriving": weakref.WeakSet(), "lingering": {}, "share": LoopShare()}
+    facts = {
+        "most_connections": most_connections,
+        "arriving": weakref.WeakSet(),
+        "lingering": {},
+        "room": ConnectionRoom(),
+        "share": LoopShare(),
+    }
     return type("TimedProtocol", (TimedProtocol,), facts)

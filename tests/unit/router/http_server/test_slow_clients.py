@@ -10,6 +10,7 @@ import time
 import weakref
 from asyncio import sslproto
 from asyncio.sslproto import SSLProtocol
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -153,12 +154,56 @@ class Wire(asyncio.Transport):
     """What a connection writes to: it notes whether it was cut off."""
 
     is_aborted = False
+    unsent = 0
 
     def is_closing(self) -> bool:
         return self.is_aborted
 
     def abort(self) -> None:
         self.is_aborted = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+
+async def test_who_takes_a_large_answer_slowly_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole answer is one write: writing resumes only when nearly all of it is taken."""
+    monkeypatch.setattr(http_protocol, "STALL_S", 0.05)
+    wire = Wire()
+    config = http_config(App(), grace_s=0, most_connections=2, certificates=None)
+    connection = http_protocol.timed_protocol(2)(config, ServerState(), {})
+    connection.connection_made(wire)
+    wire.unsent = 10**9
+    connection.pause_writing()
+    for _ in range(30):
+        wire.unsent -= 1
+        await asyncio.sleep(0.01)
+    assert not wire.is_aborted
+    async with asyncio.timeout(60):
+        while not wire.is_aborted:
+            await asyncio.sleep(0.01)
+    connection.connection_lost(None)
+
+
+def test_room_for_many_newcomers_costs_few_looks_at_each_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    most, looks, look = 100, Counter[str](), http_protocol.TimedProtocol._behind_s
+
+    def counted(connection: http_protocol.TimedProtocol, now_s: float) -> float:
+        looks["at a connection"] += 1
+        return look(connection, now_s)
+
+    loop = asyncio.new_event_loop()
+    config, state = http_config(App(), grace_s=0, most_connections=most, certificates=None), ServerState()
+    kind = http_protocol.timed_protocol(most)
+    monkeypatch.setattr(http_protocol.TimedProtocol, "_behind_s", counted)
+    monkeypatch.setattr(http_protocol.TimedProtocol, "abort", lambda connection: connection.connection_lost(None))
+    for _ in range(4 * most):
+        kind(config, state, {}, loop).connection_made(Wire())
+    assert len(state.connections) == most
+    assert looks["at a connection"] < 3 * most * most / 10
+    for connection in list(state.connections):
+        connection.connection_lost(None)
+    loop.close()
 
 
 async def test_who_takes_of_its_answer_again_is_not_cut_off_for_an_earlier_pause(

@@ -1,0 +1,47 @@
+"""Room for one more connection where all places are taken: a flood of newcomers must not cost a look at all others."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+LOOK_S = 0.5
+"""Least time between two looks at all connections, where few of them may go."""
+FEW = 16
+"""Few are fewer than one in so many."""
+
+Connection = TypeVar("Connection")
+
+
+class ConnectionRoom(Generic[Connection]):
+    """Connections that may go, in their order. They are looked for once for many newcomers."""
+
+    def __init__(self) -> None:
+        self._may_go: deque[Connection] = deque()
+        self._looks_at_s = float("-inf")
+
+    def next(
+        self,
+        count: int,
+        look: Callable[[], Iterable[Connection]],
+        may_still_go: Callable[[Connection], bool],
+        now_s: float,
+    ) -> Connection | None:
+        """Returns the one of `count` connections that goes, or None: then the newcomer does.
+
+        `look` returns those that may, the first one first; `may_still_go` is asked a little later.
+        """
+        if not self._may_go and now_s >= self._looks_at_s:
+            self._may_go.extend(look())
+            if len(self._may_go) * FEW < count:
+                self._looks_at_s = now_s + LOOK_S
+        while self._may_go:
+            connection = self._may_go.popleft()
+            if may_still_go(connection):
+                return connection
+        return None
+
+    def forget(self) -> None:
+        """Has all connections looked at when the next one comes, since it has been a while."""
+        self._may_go.clear()
