@@ -79,6 +79,12 @@ class Scheduler:
         """Returns the running sequences, in order of admission."""
         return tuple(self._running)
 
+    def is_being_read(self, sequence: Sequence) -> bool:
+        """Returns whether the reader of its answer still works on other threads. Until `take_late` it runs in no step,
+        and nobody may ask the reader or a proposer for anything.
+        """
+        return sequence in self._emitter.late
+
     @property
     def waiting_sequences(self) -> tuple[Sequence, ...]:
         """Returns the waiting sequences, in their order."""

@@ -129,10 +129,12 @@ class ModelDrafts:
         if self._is_off:
             return None
         self._release_ended()
-        streams = [stream for each in self._scheduler.running_sequences if (stream := _stream_of(each)) is not None]
+        scheduler = self._scheduler
+        running = [each for each in scheduler.running_sequences if not scheduler.is_being_read(each)]
+        streams = [stream for each in running if (stream := _stream_of(each)) is not None]
         if not streams:
             return None
-        step = self._step_terms()
+        step = _step_terms(running)
         chosen = self._to_draft(streams, step)
         chosen += self._to_catch_up(streams, step)
         has_drawn = any(row.length for _, row in chosen)
@@ -167,11 +169,6 @@ class ModelDrafts:
                 stream.drafter.drafted(stream.sequence.known, tokens)
 
     # Streams
-
-    def _step_terms(self) -> StepTerms:
-        """Returns what the next step costs without drafts and prompts."""
-        contexts = [len(each.known) for each in self._scheduler.running_sequences if _draws_next(each)]
-        return StepTerms(len(contexts), sum(contexts))
 
     def _to_draft(self, streams: list[_Stream], step: StepTerms) -> list[tuple[_Stream, DraftRow]]:
         """Returns what to compute for streams that draft now."""
@@ -294,6 +291,12 @@ class ModelDrafts:
 
 def _draws_next(sequence: Sequence) -> bool:
     return sequence.sampling is not None and len(sequence.known) - sequence.first_query <= 1
+
+
+def _step_terms(running: list[Sequence]) -> StepTerms:
+    """Returns what the next step costs without drafts and prompts."""
+    contexts = [len(each.known) for each in running if _draws_next(each)]
+    return StepTerms(len(contexts), sum(contexts))
 
 
 def _stream_of(sequence: Sequence) -> _Stream | None:

@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import pytest
 
@@ -179,6 +180,24 @@ async def test_a_stream_for_which_pages_are_out_goes_on_without_the_draft_model(
         await rig.finish(asked)
         kept = [outcome_of(each).kept for each in asked]
         assert min(kept) == 0 < max(kept)
+
+
+async def test_an_answer_that_is_being_read_on_another_thread_is_not_asked_for_proposals() -> None:
+    """The state of its grammar belongs to that thread: asking it raises there or here."""
+    async with drafting(wrong=1000) as rig:
+        slow, other = rig.answer([1] * 8, 20), rig.answer([2] * 8, 20)
+        await rig.step()
+        await rig.step()
+        late, speculation = rig.bench.scheduler._emitter.late, speculation_of(slow)
+        assert speculation is not None
+        late[slow] = cast(Any, None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(speculation, "foreseen", lambda known, most: pytest.fail("its reader works"))
+            for _ in range(8):
+                if (drafting_now := rig.drafts.begin()) is not None:
+                    await drafting_now
+        late.clear()
+        await rig.finish([slow, other])
 
 
 async def test_preempted_and_ended_answers_hold_no_page_of_the_draft_model() -> None:
