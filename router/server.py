@@ -172,7 +172,7 @@ class RouterServer:
         ]
         self._leaving = stopping[0]
         try:
-            await self._http.leave(grace_s)
+            await asyncio.gather(self._http.leave(grace_s), asyncio.wait(stopping[:1], timeout=grace_s))
             left = await self._dispatcher.drain(until_s)
             log.info("handed over open=%d", left)
         finally:
@@ -180,8 +180,15 @@ class RouterServer:
                 task.cancel()
 
     async def drain(self, grace_s: float) -> int:
-        """Takes nothing new and gives open requests `grace_s`. Returns how many were left."""
-        return await self._dispatcher.drain(time.time() + grace_s)
+        """Takes nothing new, and gives open requests and clients that still read `grace_s`. Returns how many requests
+        were left.
+        """
+        until_s = time.time() + grace_s
+        left = await self._dispatcher.drain(until_s)
+        if not left:
+            rest_s = max(CLOSE_GRACE_S, until_s - time.time())
+            await asyncio.gather(self._rpc.stop(rest_s), self._http.until_all_is_sent(rest_s))
+        return left
 
     def _grpc_listener(self, config: RouterConfig, metrics: RouterMetrics) -> ListenerProcess:
         listen, shares_port = config.listen, config.http_fd is not None

@@ -181,6 +181,11 @@ class TimedProtocol(asyncio.Protocol):
     def is_served(self) -> bool:
         return self._answering is not None
 
+    @property
+    def has_unsent(self) -> bool:
+        """Whether the client has not taken all that was written."""
+        return self._transport.get_write_buffer_size() > 0
+
     # What an exchange needs of its connection.
 
     def write(self, data: bytes) -> None:

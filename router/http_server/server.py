@@ -98,6 +98,14 @@ class HttpServer(uvicorn.Server):
             self._close_idle(idle_since_s, time.monotonic())
             await asyncio.sleep(LOOK_S)
 
+    async def until_all_is_sent(self, most_s: float) -> None:
+        """Returns when clients have taken all of their answers, or after `most_s`."""
+        end_s = time.monotonic() + most_s
+        while any(each.is_served or each.has_unsent for each in self._connections()):
+            if time.monotonic() >= end_s:
+                return
+            await asyncio.sleep(LOOK_S)
+
     async def _stop_accepting(self) -> None:
         """Waits for accepted sockets to become connections: asyncio drops those that have not when its server is
         closed."""

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from twostroke.base.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from twostroke.base.errors import DeadlineExceeded, Draining, InvalidRequest, Overloaded
 from twostroke.rpc.connections import Connections
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -130,6 +130,13 @@ class OpenCalls:
         self._staying: dict[int, tuple[str, asyncio.Timeout]] = {}
         """Open calls by number, so that the oldest comes first: its connection, and what ends it."""
         self._unread: dict[int, asyncio.Timeout] = {}
+        self._is_leaving = False
+
+    def leave(self) -> None:
+        """Ends all calls: who watches the health of a server that ends asks another one."""
+        self._is_leaving = True
+        for _, stay in self._staying.values():
+            stay.reschedule(0.0)
 
     @contextlib.asynccontextmanager
     async def admit(self, context: Context) -> AsyncIterator[None]:
@@ -142,6 +149,8 @@ class OpenCalls:
         except TimeoutError as error:
             if not stay.expired():
                 raise
+            if self._is_leaving:
+                raise Draining("this server ends: ask another one") from error
             raise Overloaded("too many calls that need no key are open: call again", retry_after_s=1.0) from error
         finally:
             self._staying.pop(number, None)

@@ -109,7 +109,7 @@ class Funnel(grpc.aio.ServerInterceptor):
         self._entrance = callers.entrance
         self._open_methods = (*callers.open_methods, BEGIN)
         self._connections = connections
-        self._open_calls = OpenCalls(connections)
+        self.open_calls = OpenCalls(connections)
         self._refuses_plain = refuses_plain
         self._saw_call = saw_call
 
@@ -126,7 +126,7 @@ class Funnel(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         is_open = method.startswith(_OPEN_SERVICES) or method in self._open_methods
         if handler.request_streaming and is_open:
-            return self._open_calls.follow(handler)
+            return self.open_calls.follow(handler)
         if not is_open and self.verifier is not None:
             try:
                 self.verifier.check(handler_call_details.invocation_metadata, method)
@@ -135,14 +135,14 @@ class Funnel(grpc.aio.ServerInterceptor):
         if handler.request_streaming:
             reading = self._reading(handler, method)
             return grpc.stream_stream_rpc_method_handler(reading, response_serializer=handler.response_serializer)
-        entrance: Entrance = self._open_calls if is_open else self._entrance
+        entrance: Entrance = self.open_calls if is_open else self._entrance
         make, wrap = (
             (entrance.streaming, self._streaming) if handler.response_streaming else (entrance.unary, self._unary)
         )
         return make(wrap(handler, method, is_open), response_serializer=handler.response_serializer)
 
     def _unary(self, handler: Any, method: str, is_open: bool) -> Any:
-        entrance: Entrance = self._open_calls if is_open else self._entrance
+        entrance: Entrance = self.open_calls if is_open else self._entrance
 
         async def funnelled(came: Any, context: Context) -> object:
             try:
@@ -158,7 +158,7 @@ class Funnel(grpc.aio.ServerInterceptor):
         return funnelled
 
     def _streaming(self, handler: Any, method: str, is_open: bool) -> Any:
-        entrance: Entrance = self._open_calls if is_open else self._entrance
+        entrance: Entrance = self.open_calls if is_open else self._entrance
 
         async def funnelled(came: Any, context: Context) -> AsyncIterator[object]:
             try:
@@ -314,6 +314,7 @@ class RpcServer:
             refuses_plain=tls_port is not None,
             saw_call=None if behind is None else behind.saw_call,
         )
+        self._open_calls = funnel.open_calls
         self.server = grpc.aio.server(
             interceptors=[funnel],
             options=[
@@ -368,6 +369,10 @@ class RpcServer:
         self._keeping = asyncio.create_task(self._connections.keep(self.addresses), name="connections")
 
     async def stop(self, grace_s: float) -> None:
+        """Takes no new calls. Returns when open ones have ended, after `grace_s` at the latest; those of everybody end
+        at once.
+        """
+        self._open_calls.leave()
         try:
             if self._behind is not None:
                 self._behind.leave()
