@@ -11,10 +11,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from router.connection_room import ConnectionRoom
 from router.grpc_listener.call_window import CallWindow
 from router.grpc_listener.connection import PIECE_BYTES, READ, ClientConnection, ConnectionStage, has_hung_up
 from router.grpc_listener.connection_cost import CREDIT_PER_S, FRAMES, UNREACHED
+from twostroke.security.connection_room import ConnectionRoom
 
 ARRIVAL_S = 20.0
 """For the handshake of TLS and the preface, and for the header fields of a call."""

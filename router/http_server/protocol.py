@@ -17,7 +17,6 @@ from uvicorn import Config
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
-from router.connection_room import ConnectionRoom
 from router.http_server.exchange import (
     MOST_HEADER_BYTES,
     MOST_HEADERS,
@@ -33,6 +32,8 @@ from router.http_server.exchange import (
 )
 from router.http_server.lingering import ConnectionTimer, Lingering
 from router.http_server.loop_share import LoopShare
+from router.http_server.reader_watch import ReaderWatch
+from twostroke.security.connection_room import ConnectionRoom
 
 HEADERS_S = 20.0
 """Time for the headers of a request, from the connection or from their first byte on."""
@@ -76,6 +77,7 @@ class TimedProtocol(asyncio.Protocol):
         # What follows a last request is ignored here; without this it would spoil that request.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._transport: asyncio.Transport
+        self._reader = ReaderWatch(self._loop)
         self._peers: Scope = {}
         """What requests of this connection have in common."""
         self.is_writable = True
@@ -100,7 +102,6 @@ class TimedProtocol(asyncio.Protocol):
         self._lingers: Lingering | None = None
         self._body_bytes = 0
         self._timer = ConnectionTimer(self._loop)
-        self._stall_due: asyncio.TimerHandle | None = None
         self._waits_since_s = 0.0
         self.arriving.add(self)
 
@@ -123,8 +124,7 @@ class TimedProtocol(asyncio.Protocol):
         self._connections.discard(self)
         self.lingering.pop(self, None)
         self._timer.stop()
-        if self._stall_due is not None:
-            self._stall_due.cancel()
+        self._reader.stop()
         self._unparsed = _NOTHING
         self._is_last = True
         self._writable.set()
@@ -150,25 +150,12 @@ class TimedProtocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         self.is_writable = False
         self._writable.clear()
-        self._watch_reader()
+        self._reader.start(self._transport, STALL_S, self.abort)
 
     def resume_writing(self) -> None:
         self.is_writable = True
         self._writable.set()
-        if self._stall_due is not None:
-            self._stall_due.cancel()
-            self._stall_due = None
-
-    def _watch_reader(self) -> None:
-        unsent = self._transport.get_write_buffer_size()
-        self._stall_due = self._loop.call_later(STALL_S, self._end_unless_read, unsent)
-
-    def _end_unless_read(self, unsent: int) -> None:
-        """Ends the connection of a client that has taken nothing for STALL_S: slow ones may read a large answer on."""
-        if self._transport.get_write_buffer_size() < unsent:
-            self._watch_reader()
-        else:
-            self.abort()
+        self._reader.stop()
 
     def shutdown(self) -> None:
         """Ends the connection, after the response that is on its way."""
@@ -179,12 +166,8 @@ class TimedProtocol(asyncio.Protocol):
 
     @property
     def is_served(self) -> bool:
-        return self._answering is not None
-
-    @property
-    def has_unsent(self) -> bool:
-        """Whether the client has not taken all that was written."""
-        return self._transport.get_write_buffer_size() > 0
+        """Whether a response is on its way, or the client has not taken all of the last one."""
+        return self._answering is not None or self._transport.get_write_buffer_size() > 0
 
     # What an exchange needs of its connection.
 

@@ -101,7 +101,7 @@ class HttpServer(uvicorn.Server):
     async def until_all_is_sent(self, most_s: float) -> None:
         """Returns when clients have taken all of their answers, or after `most_s`."""
         end_s = time.monotonic() + most_s
-        while any(each.is_served or each.has_unsent for each in self._connections()):
+        while any(each.is_served for each in self._connections()):
             if time.monotonic() >= end_s:
                 return
             await asyncio.sleep(LOOK_S)

@@ -1,1 +1,1 @@
-"""Secrets, certificates, and which files are trusted."""
+"""Secrets, certificates, which files are trusted, and which connection goes where too many come."""

@@ -60,13 +60,13 @@ async def leaving(how: str) -> AsyncIterator[tuple[RouterServer, asyncio.Event, 
     server = QuickRouterServer(*parts, router_id="router-0", recorder=dispatcher.recorder, branches=BRANCHES)
     is_up = asyncio.Event()
 
-    async def life() -> None:
+    async def run_router() -> None:
         async with server.serving():
             is_up.set()
             await begins.wait()
             await LEAVING[how](server)
 
-    running = asyncio.create_task(life())
+    running = asyncio.create_task(run_router())
     await is_up.wait()
     try:
         yield server, begins, running
