@@ -19,13 +19,8 @@ MUTANTS: Final = (
         name="pause-that-ended-cuts-off",
         claim="a client that takes of its answer again is not cut off",
         file="router/http_server/protocol.py",
-        old=(
-            "        self._writable.set()\n"
-            "        if self._stall_due is not None:\n"
-            "            self._stall_due.cancel()\n"
-            "            self._stall_due = None\n"
-        ),
-        new="        self._writable.set()\n        self._stall_due = None\n",
+        old="        self._writable.set()\n        self._reader.stop()\n",
+        new="        self._writable.set()\n",
         test=(
             "tests/unit/router/http_server/test_slow_clients.py::test_who_takes_of_its_answer_again_is_not_cut_off_for_an_earlier_pause"
         ),
