@@ -436,4 +436,14 @@ MUTANTS: Final = (
             "tests/unit/worker/pins/test_pins.py::test_a_pin_that_is_removed_while_its_source_sends_it_is_pulled_no_further"
         ),
     ),
+    Mutant(
+        name="whole-pulls-are-abandoned",
+        claim="answers say how many tokens were cached",
+        file="twostroke/worker/supply/open_pull.py",
+        old="        if not self.remaining:\n            return False\n",
+        new="        if not self.remaining:\n            return True\n",
+        test=(
+            "tests/unit/worker/pulls/test_pull_client.py::test_a_pull_that_has_brought_all_is_reported_although_another_request_ends_before_its_task"
+        ),
+    ),
 )

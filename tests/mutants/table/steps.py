@@ -254,4 +254,22 @@ MUTANTS: Final = (
             "tests/unit/decode_worker/test_request_manager.py::test_the_deadline_of_an_answer_that_has_ended_changes_nothing"
         ),
     ),
+    Mutant(
+        name="probe-of-windows-reads-others",
+        claim="a step that fails once is run again, also with windows",
+        file="twostroke/scheduler/windows/places.py",
+        old="np.where(is_scratch, np.int32(window.slots), batch.block_tables % np.int32(window.slots))",
+        new="np.where(is_scratch, np.int32(0), batch.block_tables % np.int32(window.slots))",
+        test="tests/unit/worker/steps/test_loop.py::test_a_step_that_fails_once_is_run_again",
+    ),
+    Mutant(
+        name="asks-what-is-being-read",
+        claim="whoever proposes, no answer changes and no worker ends",
+        file="twostroke/worker/drafts/model_drafts.py",
+        old="running = [each for each in scheduler.running_sequences if not scheduler.is_being_read(each)]",
+        new="running = list(scheduler.running_sequences)",
+        test=(
+            "tests/unit/worker/drafts/test_model_drafts.py::test_an_answer_that_is_being_read_on_another_thread_is_not_asked_for_proposals"
+        ),
+    ),
 )

@@ -66,4 +66,20 @@ MUTANTS: Final = (
             "tests/unit/router/dialects/kserve/test_infer.py::test_a_streams_responses_count_their_own_tokens_and_sum_the_logprobs_of_all"
         ),
     ),
+    Mutant(
+        name="ignored-calls-are-busy",
+        claim="no stranger keeps clients off the gRPC port",
+        file="router/grpc_listener/connection.py",
+        old="if kind == HEADERS and stream % 2 == 0:",
+        new="if kind == HEADERS and stream == 0:",
+        test="tests/unit/router/grpc_listener/test_listener.py::test_calls_that_grpc_ignores_keep_nobody_out",
+    ),
+    Mutant(
+        name="hand-over-cuts-grpc",
+        claim="a rolling restart fails no request",
+        file="router/server.py",
+        old="await asyncio.gather(self._http.leave(grace_s), asyncio.wait(stopping[:1], timeout=grace_s))",
+        new="await self._http.leave(grace_s)",
+        test="tests/unit/router/test_leaving.py::test_a_client_that_reads_slowly_gets_its_whole_answer_over_grpc",
+    ),
 )
