@@ -96,7 +96,8 @@ def serve(load: Callable[[str], Callable[[Any], PreparationOutcome]], most: int)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the router, which then ends this
+    for number in (signal.SIGINT, signal.SIGTERM):  # to the whole group: the router finishes, and then ends this
+        signal.signal(number, signal.SIG_IGN)
     os.nice(nice)
     give_large_buffers_back()
     with one_text(model_dir, sys.argv[5]):

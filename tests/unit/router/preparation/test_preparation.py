@@ -167,6 +167,18 @@ async def test_a_process_that_is_killed_is_replaced_and_its_request_read_again()
     assert child._process.returncode == -signal.SIGKILL
 
 
+async def test_sigterm_to_the_whole_group_ends_no_process_that_reads_requests() -> None:
+    """systemd tells every process of a service: the router drains first."""
+    async with running() as prepares:
+        work = work_of("tokenize", {"prompt": "a" * 200, "x": "a" * 200_000})
+        assert (await prepares.prepare(work, "")).value
+        child = prepares._large._child
+        assert child is not None
+        os.kill(child._process.pid, signal.SIGTERM)
+        assert (await prepares.prepare(work, "")).value
+        assert prepares._large._child is child
+
+
 async def test_a_request_that_takes_too_long_is_refused_and_the_next_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running() as prepares:
         work = work_of("tokenize", {"prompt": "a" * 200, "x": "a" * 200_000})
