@@ -134,8 +134,8 @@ class WorkLoop:
     def wake(self) -> None:
         """Wakes the loop after a change that the next plan should see.
 
-        Where `Prefetch.admits_beside_steps` allows it, new sequences are admitted while a step runs. What they pull is
-        on its way before the step ends, and what they find here is announced.
+        Where `Prefetching.admits_beside_steps` allows it, new sequences are admitted while a step runs. What they pull
+        is on its way before the step ends, and what they find here is announced.
         """
         self._wake.set()
         if self._admit_beside is not None and self._scheduler.has_new:
