@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Collection, Iterable, Sequence
 
 import pytest
+from _pytest.mark import ParameterSet
 
 
 def pairwise(later: Collection[object] = (), **parameters: Iterable[object]) -> pytest.MarkDecorator:
@@ -28,6 +29,17 @@ def pairwise(later: Collection[object] = (), **parameters: Iterable[object]) -> 
         for values in itertools.product(*columns)
     ]
     return pytest.mark.parametrize(tuple(parameters), cases)
+
+
+def later(values: Iterable[object], *in_gate: object) -> list[ParameterSet]:
+    """Returns the values of one parameter; those that are not among `in_gate` are marked slow.
+
+    Raises ValueError where `in_gate` names what is no value: the gate would silently run less.
+    """
+    listed = list(values)
+    if unknown := [value for value in in_gate if value not in listed]:
+        raise ValueError(f"no values of the parameter: {unknown}")
+    return [pytest.param(value, marks=() if value in in_gate else pytest.mark.slow) for value in listed]
 
 
 def covering(sizes: Sequence[int]) -> set[tuple[int, ...]]:

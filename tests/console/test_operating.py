@@ -59,6 +59,7 @@ def test_a_worker_is_drained_after_a_dialog_has_said_what_will_happen(served: Se
         seen.check()
 
 
+@pytest.mark.slow
 def test_the_last_worker_of_a_role_is_not_drained_by_mistake(served: Served, chromium: Browser) -> None:
     with watched(chromium, served.url, served.key) as seen:
         page = seen.page
@@ -71,6 +72,7 @@ def test_the_last_worker_of_a_role_is_not_drained_by_mistake(served: Served, chr
         seen.check()
 
 
+@pytest.mark.slow
 def test_a_role_is_switched_and_switched_back(served: Served, chromium: Browser) -> None:
     with watched(chromium, served.url, served.key) as seen:
         page = seen.page
@@ -85,6 +87,7 @@ def test_a_role_is_switched_and_switched_back(served: Served, chromium: Browser)
         seen.check()
 
 
+@pytest.mark.slow
 def test_a_prefix_is_pinned_found_and_removed(served: Served, chromium: Browser) -> None:
     with watched(chromium, served.url, served.key) as seen:
         page = seen.page
@@ -132,6 +135,7 @@ def test_a_chat_streams_is_stopped_and_marks_what_was_reused(served: Served, chr
         seen.check()
 
 
+@pytest.mark.slow
 def test_every_view_is_reached_by_keyboard_and_fits_a_phone(served: Served, chromium: Browser) -> None:
     with watched(chromium, served.url, served.key, PHONE) as seen:
         page = seen.page
@@ -172,6 +176,7 @@ def test_a_key_is_asked_for_kept_in_the_tab_and_not_in_the_address(served: Serve
         seen.check()
 
 
+@pytest.mark.slow
 def test_what_is_remarked_on_a_request_fits_a_phone(served: Served, chromium: Browser) -> None:
     remark = "its first token came after 23.38 s; the router had foreseen 7.08 s, and that is a long line"
     served.load()
@@ -311,6 +316,7 @@ def test_every_text_of_every_answer_may_be_markup(served: Served, chromium: Brow
         check(seen)
 
 
+@pytest.mark.slow
 def test_prompts_and_ids_of_real_requests_may_be_markup(served: Served, chromium: Browser) -> None:
     served.ask("<img/src=x/onerror=alert(4)>", MARKUP, 4)
     with watched(chromium, served.url, served.key) as seen:

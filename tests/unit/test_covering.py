@@ -7,7 +7,7 @@ from math import prod
 
 import pytest
 
-from tests.covering import covering, pairwise
+from tests.covering import covering, later, pairwise
 
 SIZES = [(3, 2), (2, 2, 2), (4, 6, 3, 2), (5, 5, 3, 1), (3, 4, 2, 2, 2)]
 
@@ -42,3 +42,11 @@ def test_values_for_later_are_left_to_the_slow_suite_and_the_others_still_meet()
     assert len(cases) == 12
     in_gate = [case.values for case in cases if not case.marks]
     assert in_gate == [("a", 1, False), ("a", 2, True), ("b", 1, True), ("b", 2, False)]
+
+
+def test_of_one_parameter_the_gate_has_the_values_that_are_named_and_no_others() -> None:
+    cases = later(["a", "b", "c"], "c", "a")
+    assert [case.values for case in cases] == [("a",), ("b",), ("c",)]
+    assert [case.values for case in cases if not case.marks] == [("a",), ("c",)]
+    with pytest.raises(ValueError, match="no values of the parameter: \\['d'\\]"):
+        later(["a", "b", "c"], "a", "d")

@@ -126,6 +126,7 @@ def test_what_a_killed_launcher_left_is_taken_over_with_its_file_and_with_nothin
     assert owner.ask() == ""
 
 
+@pytest.mark.slow
 def test_without_the_clusters_token_it_is_refused_in_one_line(owner: Owner, tmp_path: Path) -> None:
     wrong = {"RAY_AUTH_TOKEN": "6" * 64}
     with starting(tmp_path, *SMALL, "--address", owner.address, **wrong) as server:

@@ -20,8 +20,10 @@ from twostroke.worker.process import ENGINE_LOST
 
 COMPUTED = "twostroke_computed_tokens_total"
 Loss = tuple[str, signal.Signals]
-IN_GATE: Final[tuple[Loss, ...]] = (("decode-0", signal.SIGKILL), ("prefill-0", signal.SIGSTOP))
-OTHERS: Final[tuple[Loss, ...]] = (("decode-0", signal.SIGSTOP), ("prefill-0", signal.SIGKILL))
+LOSSES: Final[tuple[tuple[Loss, ...], ...]] = (
+    (("decode-0", signal.SIGKILL), ("prefill-0", signal.SIGSTOP)),
+    (("decode-0", signal.SIGSTOP), ("prefill-0", signal.SIGKILL)),
+)
 
 
 def pid_of_other_rank(cluster: ProcessCluster, worker_id: str) -> int:
@@ -41,8 +43,9 @@ async def until_it_computes(cluster: ProcessCluster, worker_id: str, before: flo
         await asyncio.sleep(0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("losses", [IN_GATE, pytest.param(OTHERS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("losses", LOSSES)
 async def test_streams_are_whole_where_a_rank_of_a_worker_dies_or_freezes(
     tmp_path: Path, losses: tuple[Loss, ...]
 ) -> None:

@@ -82,6 +82,7 @@ async def play(pace: ScalingConfig) -> tuple[float, float]:
     return halved_s - doubled_s, back_s
 
 
+@pytest.mark.slow
 async def test_a_load_that_doubles_gets_a_prefill_worker_and_loses_it_again_without_a_failed_request() -> None:
     await play(QUICK)
 

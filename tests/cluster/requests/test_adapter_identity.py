@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pytest
 import torch
@@ -41,6 +41,26 @@ HITS: Final = "twostroke_prefix_cache_hits_total"
 Models = dict[str, list[Reference]]
 
 
+class Merged(NamedTuple):
+    """A model with adapters, and what each says."""
+
+    directory: Path
+    folders: Mapping[str, Path]
+    some: Models
+    growing: Models
+
+
+def with_adapters(directory: Path, to: Path) -> Merged:
+    folders = write_adapters(directory, to)
+    return Merged(directory, folders, *references(directory, folders))
+
+
+@pytest.fixture(scope="module")
+def merged_llama(tmp_path_factory: pytest.TempPathFactory) -> Merged:
+    folder = tmp_path_factory.mktemp("adapters")
+    return with_adapters(small_llama(folder / "llama"), folder)
+
+
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [
@@ -53,9 +73,11 @@ Models = dict[str, list[Reference]]
 async def test_answers_with_an_adapter_are_those_of_merged_weights_through_hits_preemptions_and_deaths(
     name: str, ranks: tuple[int, int], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    directory = small_llama(tmp_path / "llama") if name == "llama" else request.getfixturevalue("smollm2_dir")
-    folders = write_adapters(directory, tmp_path)
-    some, growing = references(directory, folders)
+    if name == "llama":
+        merged: Merged = request.getfixturevalue("merged_llama")
+    else:
+        merged = with_adapters(request.getfixturevalue("smollm2_dir"), tmp_path)
+    directory, folders, some, growing = merged
     async with serving(directory, PAGES, ranks, max_num_seqs=16, max_num_batched_tokens=CHUNK) as (cluster, client):
         await serve(cluster, folders)
         assert await wrong(client, some) == []
@@ -73,10 +95,8 @@ async def test_answers_with_an_adapter_are_those_of_merged_weights_through_hits_
         await after.close()
 
 
-async def test_a_prefix_of_the_base_is_never_used_for_an_adapter_nor_the_reverse(tmp_path: Path) -> None:
-    directory = small_llama(tmp_path / "llama")
-    folders = write_adapters(directory, tmp_path)
-    some, _ = references(directory, folders)
+async def test_a_prefix_of_the_base_is_never_used_for_an_adapter_nor_the_reverse(merged_llama: Merged) -> None:
+    directory, folders, some, _ = merged_llama
     async with serving(directory, 4 * PAGES) as (cluster, client):
         await serve(cluster, folders)
         for number, order in enumerate((tuple(some), tuple(reversed(some)))):

@@ -174,6 +174,7 @@ def logprobs_of_next(directory: Path, prompts: list[list[int]]) -> list[tuple[in
     return [(int(each.argmax()), float(each.max())) for each in logits]
 
 
+@pytest.mark.slow
 async def test_window_parts_that_were_converted_answer_as_those_of_transformers(tmp_path: Path) -> None:
     saved_with_tokenizer("gemma3", tmp_path, some=(), growing=0)
     prompts = [prompt(length, seed=length).tolist() for length in LENGTHS]

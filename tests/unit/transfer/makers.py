@@ -35,7 +35,8 @@ HAS_GPU = torch.cuda.device_count() > 0
 """The driver's library counts the devices: `is_available` would start CUDA here, and processes forked from this one, in
 which pages are owned, could not use it."""
 KINDS = [
-    *("shm", "tcp", "fake", "tcp-staged", "tcp-tls", "cuda_ipc"),
+    *("shm", "tcp", "fake", "tcp-tls", "cuda_ipc"),
+    pytest.param("tcp-staged", marks=pytest.mark.slow),
     *(["nixl"] if HAS_NIXL else []),
     *(pytest.param(kind, marks=pytest.mark.gpu) for kind in GPU_KINDS if HAS_GPU),
 ]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.covering import later
 from tests.unit.worker.callers import router_to
 from tests.unit.worker.rig import PAGE_BYTES, paced
 from tests.unit.worker.tiers.tiered import A, B, announced, ask, of_tier, tiered, written
@@ -184,6 +185,22 @@ HARMLESS = {"a flipped bit behind the page", "a copy of a segment", "no lock", "
     if deed in (linked, looped, of_a_device, pipe, linked_probe, hard_linked_probe, piped_probe, subfolder, huge)
 }
 """All pages are found as before."""
+IN_GATE = (
+    "a flipped bit in the magic",
+    "a flipped bit in the block hash",
+    "a flipped bit in the page's digest",
+    "a flipped bit in the page",
+    "a segment of random bytes",
+    "a last record that is cut",
+    "bodies that changed places",
+    "a copy of a segment",
+    "a link to somebody's file",
+    "a pipe that nobody writes to",
+    "a probe that links to somebody's file",
+    "a file that is larger than any disk",
+    "foreign files",
+)
+"""At least one of each kind."""
 
 
 def others(folder: Path) -> dict[str, bytes | int]:
@@ -199,7 +216,7 @@ def others(folder: Path) -> dict[str, bytes | int]:
     }
 
 
-@pytest.mark.parametrize("what", DEEDS)
+@pytest.mark.parametrize("what", later(DEEDS, *IN_GATE))
 async def test_a_damaged_folder_costs_pages_and_nothing_else(
     what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
