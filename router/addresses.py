@@ -1,4 +1,4 @@
-"""Addresses at which a router listens (HOST:PORT each), and its listening sockets for HTTP."""
+"""Addresses at which a router listens (HOST:PORT each), and its listening sockets for clients."""
 
 from __future__ import annotations
 
@@ -63,10 +63,11 @@ def _cannot_listen(host: str, port: int, flag: str, error: OSError) -> ConfigErr
     return ConfigError(f"cannot listen on {shown} ({flag}): {error.strerror}", field=flag)
 
 
-def inherited(descriptor: int) -> socket.socket:
+def inherited(descriptor: int, field: str) -> socket.socket:
+    """Returns the listening socket of a descriptor. Raises ConfigError that names the field of RouterConfig."""
     try:
         return socket.socket(fileno=descriptor)
     except OSError as error:
         raise ConfigError(
-            f"descriptor {descriptor} is not a listening socket: {error.strerror}", field="http_fd"
+            f"descriptor {descriptor} is not a listening socket: {error.strerror}", field=field
         ) from error

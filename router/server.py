@@ -192,8 +192,13 @@ class RouterServer:
 
     def _grpc_listener(self, config: RouterConfig, metrics: RouterMetrics) -> ListenerProcess:
         listen, shares_port = config.listen, config.http_fd is not None
-        port = bind_listener(listen.host, listen.grpc_port, "--grpc-port", shares_port=shares_port)
-        return self.listener(port, config.endpoints.max_connections, config.tls, metrics.count_cut_connection)
+        is_shared = config.grpc_fd is not None
+        if config.grpc_fd is None:
+            port = bind_listener(listen.host, listen.grpc_port, "--grpc-port", shares_port=shares_port)
+        else:
+            port = inherited(config.grpc_fd, "grpc_fd")
+        most, count_cut = config.endpoints.max_connections, metrics.count_cut_connection
+        return self.listener(port, most, config.tls, count_cut, is_shared=is_shared)
 
     async def _show_health(self) -> None:
         while True:
@@ -214,7 +219,7 @@ class RouterServer:
 def _listener(config: RouterConfig) -> socket.socket:
     if config.http_fd is None:
         return bind_listener(config.listen.host, config.listen.http_port)
-    return inherited(config.http_fd)
+    return inherited(config.http_fd, "http_fd")
 
 
 def _handler(

@@ -17,7 +17,8 @@ class ListenerThread(ListenerProcess):
         listening = self._listening.dup()
         listening.setblocking(False)
         try:
-            await asyncio.to_thread(GrpcListener(listening, control, self.backend, self.most, None, told).run)
+            loop = GrpcListener(listening, control, self.backend, self.most, None, told, is_shared=self._is_shared)
+            await asyncio.to_thread(loop.run)
         finally:
             os.close(told)
             os.close(control)

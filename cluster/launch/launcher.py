@@ -80,7 +80,7 @@ def _launch(config: ClusterConfig, options: LaunchOptions) -> int:
     model_dir = _model_dir(config) if config.routers or config.address is None else ""
     interrupts = Interrupts()
     try:
-        with RunFolder() as folder, contextlib.closing(ClientPorts(config.listen)) as ports:
+        with RunFolder() as folder, contextlib.closing(ClientPorts(config.listen, config.routers)) as ports:
             return _Launch(config, options, token, model_dir, folder, ports, announcer, interrupts).run()
     except (KeyboardInterrupt, SystemExit):
         announcer.say("interrupted while starting")
@@ -195,6 +195,7 @@ class _Launch:
             for task in (*tasks, stopping):
                 task.cancel()
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
+            self.ports.close()  # who connects over gRPC from here on is refused, and does not wait
             stopped_s = time.monotonic()
             of_routers = await asyncio.gather(*(router.stop() for router in self.routers))
             exits = [ending for ending in of_routers if ending is not None]

@@ -1,8 +1,9 @@
 """The ports for clients, which all routers of a launcher share, and the memory in which they count together.
 
 HTTP is one listening socket that every router's processes inherit. All of them accept from its one queue, so a client
-that connects while a router dies is served by another one. The core of gRPC takes no socket from others: each router
-listens by itself (`SO_REUSEPORT`), and the launcher only holds the port.
+that connects while a router dies is served by another one. For gRPC, a router that is alone inherits a socket as well.
+Several routers each listen by themselves (`SO_REUSEPORT`), so that the kernel spreads the few long connections over
+them, and the launcher only holds the port.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from twostroke.config import ListenConfig, RouterConfig
 
 
 class ClientPorts:
-    def __init__(self, listen: ListenConfig) -> None:
+    def __init__(self, listen: ListenConfig, routers: int) -> None:
         self._listen = listen
+        self._is_alone = routers == 1
         self._http: socket.socket | None = None
         self._grpc: socket.socket | None = None
         self._memory: int | None = None
@@ -29,7 +31,8 @@ class ClientPorts:
         host = self._listen.host
         self._http = bind_listener(host, self._listen.http_port)
         try:
-            self._grpc = hold_port(host, self._listen.grpc_port, "--grpc-port")
+            take = bind_listener if self._is_alone else hold_port
+            self._grpc = take(host, self._listen.grpc_port, "--grpc-port")
             self._memory = create_router_memory()
         except BaseException:
             self.close()
@@ -41,9 +44,12 @@ class ClientPorts:
     def given_to(self, config: RouterConfig) -> RouterConfig:
         """Returns the config of a process that shares them. They must be open."""
         assert self._http is not None, "given_to() before open()"
-        return config.replace(listen=self._listen, http_fd=self._http.fileno(), shared_fd=self._memory)
+        assert self._grpc is not None
+        grpc_fd = self._grpc.fileno() if self._is_alone else None
+        return config.replace(listen=self._listen, http_fd=self._http.fileno(), grpc_fd=grpc_fd, shared_fd=self._memory)
 
     def close(self) -> None:
+        """Gives the ports back as soon as no router has them any more."""
         for each in (self._http, self._grpc):
             if each is not None:
                 each.close()

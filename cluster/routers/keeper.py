@@ -28,8 +28,8 @@ MOST_PAUSE_S = 10.0
 class RouterKeeper:
     """Starts one router's process again whenever it ends. Use it only in the main thread: see `RouterProcess`.
 
-    The port for HTTP stays open between two processes: a client that connects meanwhile is served by another router,
-    or waits, and is not refused. Over gRPC it is served by another router, or refused.
+    The ports for clients stay open between two processes: a client that connects meanwhile is served by another router,
+    or waits where there is none, and is not refused.
     """
 
     def __init__(self, config: RouterConfig, ports: ClientPorts, log_dir: Path, announcer: Announcer) -> None:

@@ -49,7 +49,7 @@ class RouterProcess:
                 stderr=log_file,
                 env=ray_environment.without_secrets(),
                 start_new_session=True,
-                pass_fds=[each for each in (config.http_fd, config.shared_fd) if each is not None],
+                pass_fds=[each for each in (config.http_fd, config.grpc_fd, config.shared_fd) if each is not None],
             )
         self._first_line: concurrent.futures.Future[str] = concurrent.futures.Future()
         self._ended: concurrent.futures.Future[int] = concurrent.futures.Future()

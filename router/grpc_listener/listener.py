@@ -40,17 +40,32 @@ STOP_S = 2.0
 SEEN, LEAVE = b".", b"l"
 """What the router writes: it has looked at a call; take no more clients. At the end of its writing, it has ended."""
 
+OWN, SHARED = "own", "shared"
+"""Whether the queue of the listening socket ends with the router, or is kept by the process that started it."""
+
 Context = Callable[[], ssl.SSLContext]
 Handler = Callable[[int], None]
 
 
 class GrpcListener:
     def __init__(
-        self, listening: socket.socket, control: int, backend: str, most: int, context: Context | None, told: int
+        self,
+        listening: socket.socket,
+        control: int,
+        backend: str,
+        most: int,
+        context: Context | None,
+        told: int,
+        *,
+        is_shared: bool = False,
     ) -> None:
-        """`control`: what the router writes. `told`: where it reads why connections were cut. `most` connections."""
+        """`control`: what the router writes. `told`: where it reads why connections were cut. `most` connections.
+
+        is_shared: other processes hold the listening socket too, so clients in its queue outlive this process.
+        """
         self.backend = backend
         self._listening = listening
+        self._is_shared = is_shared
         self._control = control
         self._told = told
         self._most = most
@@ -203,9 +218,9 @@ class GrpcListener:
             self._leave()
 
     def _leave(self) -> None:
-        """Takes who is in the queue of the listening socket, and closes it."""
+        """Closes the listening socket. Clients in its queue are taken first, unless another process may take them."""
         with contextlib.suppress(OSError):
-            while True:
+            while not self._is_shared:
                 self._take(self._listening.accept()[0])
         self.watch(self._listening, 0, self._on_listening)
         self._accepts_at_s = None

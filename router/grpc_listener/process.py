@@ -1,6 +1,6 @@
 """The process that has the clients' gRPC port. It reads what the router writes to its stdin, and ends with that.
 
-`python -m router.grpc_listener.process LISTENING_DESCRIPTOR BACKEND MOST_CONNECTIONS [CERT KEY [CA]]`
+`python -m router.grpc_listener.process LISTENING_DESCRIPTOR own|shared BACKEND MOST_CONNECTIONS [CERT KEY [CA]]`
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import socket
 import ssl
 import sys
 
-from router.grpc_listener.listener import Context, GrpcListener
+from router.grpc_listener.listener import SHARED, Context, GrpcListener
 
 
 def main() -> None:
-    descriptor, backend, most, *files = sys.argv[1:]
+    descriptor, queue, backend, most, *files = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM):  # to the whole group: the router finishes, and then ends this
         signal.signal(number, signal.SIG_IGN)
     listening = socket.socket(fileno=int(descriptor))
     listening.setblocking(False)
     os.set_blocking(1, False)
-    GrpcListener(listening, 0, backend, int(most), _context(files) if files else None, 1).run()
+    context, is_shared = _context(files) if files else None, queue == SHARED
+    GrpcListener(listening, 0, backend, int(most), context, 1, is_shared=is_shared).run()
     with contextlib.suppress(FileNotFoundError):
         os.unlink(backend)  # where the router could not
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from router.child_environment import child_environment
 from router.grpc_listener.connection_cost import REASONS, UNREACHED
-from router.grpc_listener.listener import LEAVE, SEEN, STOP_S
+from router.grpc_listener.listener import LEAVE, OWN, SEEN, SHARED, STOP_S
 from twostroke.base.credentials import TlsConfig
 from twostroke.security.trusted_paths import private_folder, remove_abandoned_sockets
 
@@ -35,9 +35,18 @@ class ListenerProcess:
     """What clients send before the process is up, and between two of them, waits in the listening socket."""
 
     def __init__(
-        self, listening: socket.socket, most_connections: int, tls: TlsConfig | None, count_cut: Callable[[str], None]
+        self,
+        listening: socket.socket,
+        most_connections: int,
+        tls: TlsConfig | None,
+        count_cut: Callable[[str], None],
+        *,
+        is_shared: bool = False,
     ) -> None:
-        """`count_cut` is called for each connection that was cut, with the reason."""
+        """`count_cut` is called for each connection that was cut, with the reason.
+
+        is_shared: other processes hold the listening socket too.
+        """
         folder = private_folder(FOLDER)
         remove_abandoned_sockets(folder, SUFFIX, LEAST_AGE_S)
         self.backend = str(folder / f"{secrets.token_hex(8)}{SUFFIX}")
@@ -46,7 +55,9 @@ class ListenerProcess:
         self.most = most_connections
         self._listening = listening
         files = [] if tls is None else [tls.cert, tls.key, *([] if tls.ca is None else [tls.ca])]
-        self._arguments = [str(listening.fileno()), self.backend, str(most_connections), *files]
+        self._is_shared = is_shared
+        queue = SHARED if is_shared else OWN
+        self._arguments = [str(listening.fileno()), queue, self.backend, str(most_connections), *files]
         self._count_cut = count_cut
         self._control: int | None = None
         self._running: asyncio.Task[None] | None = None

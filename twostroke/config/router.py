@@ -20,6 +20,8 @@ class RouterConfig(Settings):
     http_fd: int | None = None
     """Descriptor of the HTTP endpoint's listening socket, if the process that starts the router keeps the socket over
     its restarts, for it alone or for several routers. They then share the gRPC port too."""
+    grpc_fd: int | None = None
+    """The same of the gRPC endpoint, for a router that is alone. None: it listens by itself, as several do."""
     shared_fd: int | None = None
     """Descriptor of the memory that all routers of a launcher share. None: this router has no others beside it."""
     is_restart: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -16,7 +17,9 @@ from collections.abc import Iterator
 import grpc
 import grpc.aio
 import msgpack
+import psutil
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from router.addresses import bind_listener
 from router.branches import BRANCHES
@@ -179,6 +182,29 @@ def test_a_life_that_another_one_replaces_refuses_nobody_and_ends():
                 with grpc.insecure_channel(f"127.0.0.1:{ports['admin']}") as channel:
                     control = control_pb2_grpc.ControlStub(channel)
                     assert control.GetServerInfo(control_pb2.GetServerInfoRequest(), timeout=60).role == "router"
+
+
+async def test_who_connects_over_grpc_between_two_lives_waits_for_the_next():
+    with bind_listener("127.0.0.1", 0) as over_http, bind_listener("127.0.0.1", 0) as over_grpc:
+        descriptors = over_http.fileno(), over_grpc.fileno()
+        ports = {"http_port": over_http.getsockname()[1], "grpc_port": over_grpc.getsockname()[1]}
+        told = config(**ports, http_fd=descriptors[0], grpc_fd=descriptors[1])
+        with router_process(told, *descriptors) as first:
+            address = addresses_of(first)["grpc"]
+            children = psutil.Process(first.pid).children(recursive=True)
+            first.kill()
+            psutil.wait_procs(children, timeout=60)
+        async with grpc.aio.insecure_channel(address) as channel:
+            asked = asyncio.create_task(health(channel))
+            await asyncio.wait([asked], timeout=1.0)
+            assert not asked.done(), asked.exception()
+            with router_process(told, *descriptors) as second:
+                await asyncio.to_thread(addresses_of, second)
+                assert await asked == health_pb2.HealthCheckResponse.NOT_SERVING, "it has no workers"
+
+
+async def health(channel: grpc.aio.Channel) -> int:
+    return (await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)).status
 
 
 @pytest.mark.parametrize(("dialled", "is_taken"), [("203.0.113.9", True), ("127.0.0.1", True), ("203.0.113.8", False)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -47,10 +48,27 @@ class FakeProcess:
 async def keeper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[RouterKeeper]:
     monkeypatch.setattr(router_keeper, "RouterProcess", FakeProcess)
     config = RouterConfig(listen=ListenConfig(http_port=0, grpc_port=0))
-    with contextlib.closing(ClientPorts(config.listen)) as ports:
+    with contextlib.closing(ClientPorts(config.listen, 1)) as ports:
         keeper = RouterKeeper(config, ports, tmp_path, Announcer())
         yield keeper
         keeper.kill()
+
+
+@pytest.mark.parametrize("routers", [1, 2])
+def test_a_router_that_is_alone_gets_the_socket_of_grpc_and_several_listen_by_themselves(routers: int) -> None:
+    config = RouterConfig(listen=ListenConfig(http_port=0, grpc_port=0))
+    with contextlib.closing(ClientPorts(config.listen, routers)) as ports:
+        ports.open()
+        given = ports.given_to(config)
+        assert (given.grpc_fd is not None) == (routers == 1)
+        address = "127.0.0.1", given.listen.grpc_port
+        if routers == 1:
+            socket.create_connection(address, timeout=60).close()
+        else:
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(address, timeout=60)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address, timeout=60)
 
 
 @pytest.mark.parametrize("turns", range(3))

@@ -99,7 +99,7 @@ async def test_a_router_that_had_to_be_killed_is_said_to_be(
             return is_own
 
     config = RouterConfig(number=1, listen=ListenConfig(http_port=0, grpc_port=0))
-    keeper = RouterKeeper(config, ClientPorts(config.listen), tmp_path, Announcer())
+    keeper = RouterKeeper(config, ClientPorts(config.listen, 1), tmp_path, Announcer())
     assert await keeper.stop() is None, "it was never started"
     monkeypatch.setattr(router_keeper, "RouterProcess", lambda *_: Process())
     keeper._process = Process()  # type: ignore[assignment]  # as much of one as is needed

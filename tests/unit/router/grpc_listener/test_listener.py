@@ -239,6 +239,23 @@ def is_reset(client: socket.socket) -> bool:
     return client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != 1
 
 
+async def test_who_is_in_a_queue_that_others_share_is_left_to_them(tmp_path: Path) -> None:
+    theirs, ours = os.pipe()
+    with bind_listener("127.0.0.1", 0) as listening, contextlib.ExitStack() as clients:
+        for _ in range(50):
+            clients.enter_context(socket.create_connection(listening.getsockname()))
+        os.close(ours)
+        loop = GrpcListener(listening.dup(), theirs, str(tmp_path / "none"), 100, None, 2, is_shared=True)
+        await asyncio.to_thread(loop.run)
+        left = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                listening.accept()[0].close()
+                left += 1
+    os.close(theirs)
+    assert left == 50
+
+
 async def test_who_is_in_the_queue_when_the_listener_leaves_is_served(tmp_path: Path) -> None:
     listening, (theirs, ours) = bind_listener("127.0.0.1", 0), os.pipe()
     listening.setblocking(False)
