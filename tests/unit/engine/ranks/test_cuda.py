@@ -89,7 +89,7 @@ def fail(batch: Batch) -> None:
     raise torch.OutOfMemoryError("too many rows")
 
 
-@pytest.mark.parametrize("name", ["phi3", "qwen2_moe"])
+@pytest.mark.parametrize("name", ["phi3", pytest.param("qwen2_moe", marks=pytest.mark.slow)])
 def test_ranks_in_processes_answer_as_one_and_take_and_give_its_pages(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -446,7 +446,7 @@ def test_a_gpu_is_billed_as_a_worker_there_counts(tiny: Path) -> None:
         make_bill(flags(str(tiny), memory={"device_memory_bytes": 1 << 30}))
 
 
-@pytest.mark.parametrize("weights", ["model", "int8"])
+@pytest.mark.parametrize("weights", ["model", pytest.param("int8", marks=pytest.mark.slow)])
 def test_a_real_worker_takes_what_was_billed_within_one_percent(smollm2_dir: Path, weights: str) -> None:
     memory = {"kv_cache_memory_bytes": 64 * MIB}
     config = WorkerConfig(

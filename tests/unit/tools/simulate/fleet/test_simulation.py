@@ -153,6 +153,7 @@ def test_a_disk_that_is_slower_than_computing_is_not_waited_for() -> None:
     assert _p90(with_disk) < 1.1 * _p90(without)
 
 
+@pytest.mark.slow
 def test_a_budget_of_written_bytes_bounds_what_a_disk_gets() -> None:
     small = dataclasses.replace(SMALL, prefill_pages=60, decode_pages=60)
     rates = [
