@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -42,6 +43,9 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
+        for logger in logging.root.manager.loggerDict.values():
+            if isinstance(logger, logging.Logger) and logger.name.partition(".")[0] == "torch":
+                logger.propagate = True  # else pytest gives each of some forty a handler before each test
         gc.enable()
         gc.collect()
         gc.freeze()
