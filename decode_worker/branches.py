@@ -1,4 +1,7 @@
-"""The table of a decode worker's branches: one line for each."""
+"""The table of a decode worker's branches: one line for each.
+
+The first branch that gives a gate, an extension or a form is used; a comment says where order matters otherwise.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decode worker: a plain class; `ray.remote(DecodeWorker)` is the whole actor."""
+"""The decode worker: a plain class without Ray. `DecodeActor` (`cluster/supervisor/actors.py`) runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prefill worker: a plain class; `ray.remote(PrefillWorker)` is the whole actor."""
+"""The prefill worker: a plain class without Ray. `PrefillActor` (`cluster/supervisor/actors.py`) runs it."""
 
 from __future__ import annotations
 
