@@ -163,7 +163,7 @@ class _Parts:
 
     def put(self, event: TextEvent) -> None:
         self._reply.add(event)
-        if self._reply.is_waited_for:
+        if self._reply.says_nothing_yet:
             return
         for response in self._reply.responses(is_last=event.usage is not None):
             self._writer.put(kserve_pb2.ModelStreamInferResponse(infer_response=response))

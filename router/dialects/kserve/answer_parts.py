@@ -38,9 +38,9 @@ class ChoiceParts:
         self.finish = event.finish or self.finish
 
     @property
-    def is_waited_for(self) -> bool:
-        """Whether its text is held back until more of it is known, and it has not ended: a response would say
-        nothing."""
+    def says_nothing_yet(self) -> bool:
+        """Whether a response would say nothing: its text is held back until more of it is known, and it has not
+        ended."""
         return self.finish is None and not any(self.texts)
 
 

@@ -27,7 +27,7 @@ MOST_FIELDS_BEFORE_ID = 16
 """Fields of a message that are looked through for its id: it is written before inputs."""
 
 _PLAIN = frozenset({TEXT_OUTPUT, FINISH_REASON})
-"""Outputs that are the same in all responses but the last, but for the text."""
+"""Outputs of which only the text differs between the responses before the last."""
 _ID_FIELD = 3
 
 _Input = kserve_pb2.ModelInferRequest.InferInputTensor
@@ -63,7 +63,7 @@ def id_of(raw: bytes) -> str:
     at = 0
     for _ in range(MOST_FIELDS_BEFORE_ID):
         tag, at = _varint(raw, at)
-        if tag & 7 != 2:  # all fields of a request have their lengths
+        if tag & 7 != 2:  # every field of a request is length-delimited
             return ""
         length, at = _varint(raw, at)
         if tag >> 3 == _ID_FIELD:
@@ -73,7 +73,8 @@ def id_of(raw: bytes) -> str:
 
 
 def check_tensor(name: str, datatype: str, shape: Any, already: Container[str]) -> None:
-    """Raises InvalidRequest, naming the input, where it is none, is there `already`, or has not one value.
+    """Raises InvalidRequest that names an input that is unknown, is there `already`, has another datatype, or has not
+    exactly one value.
 
     `shape` is a sequence of lengths, or whatever the client sent instead.
     """
@@ -103,9 +104,9 @@ class InferReply:
         self._is_plain = _PLAIN.issuperset(request.outputs) and TEXT_OUTPUT in request.outputs and choices == 1
 
     @property
-    def is_waited_for(self) -> bool:
-        """Whether a response would say nothing: text of a choice is held back until more of it is known."""
-        return all(choice.is_waited_for for choice in self._outputs.choices)
+    def says_nothing_yet(self) -> bool:
+        """Whether a response would say nothing: the text of every choice is held back until more of it is known."""
+        return all(choice.says_nothing_yet for choice in self._outputs.choices)
 
     def response(self) -> kserve_pb2.ModelInferResponse:
         """Returns what has been added since the last response."""
@@ -190,7 +191,10 @@ def _fill(contents: kserve_pb2.InferTensorContents, datatype: str, values: Value
 
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    """Returns the number that begins there, and where it ends. Of what is not a number it returns anything."""
+    """Returns the number that begins at `at`, and where it ends.
+
+    For bytes that are no varint the result has no meaning.
+    """
     number = 0
     for index, byte in enumerate(raw[at : at + 10]):
         number |= (byte & 0x7F) << 7 * index

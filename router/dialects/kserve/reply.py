@@ -48,7 +48,7 @@ class GenerateReply:
         """
         self.add(event)
         choice = self._outputs.choices[event.choice]
-        if choice.is_waited_for and not self._request.details:
+        if choice.says_nothing_yet and not self._request.details:
             return ""
         message = {**self._head, **self._outputs_json()}
         if self._request.details and event.token is not None:
