@@ -41,9 +41,9 @@ COMPLETION_MAX_TOKENS = 16
 MOST_TOKEN_ID = (1 << 22) - 1
 """Greatest token id that any vocabulary is thought to have: a set of tokens takes a bit for each id below it."""
 LEAST_SEED, MOST_SEED = -(2**63), 2**63 - 1
-"""Seeds that OpenAI's API and vLLM take. A larger one would have to be that of another answer, too."""
+"""Seeds that OpenAI's API and vLLM take. A larger seed would be cut to 64 bits, and two seeds would give one answer."""
 MAX_ID_DIGITS = 20
-"""Most digits of a token id that comes as text. Python refuses to read numbers of some thousands."""
+"""Most digits of a token id that comes as text. Python refuses to read numbers of some thousands of digits."""
 MAX_SALT_CHARS = 1024
 """Characters of a client's own salt, which is hashed with every block."""
 MAX_REQUEST_ID_CHARS = 256
@@ -139,14 +139,16 @@ class AnswerOptions(Body):
             raise InvalidRequest(f"stop strings must have from 1 to {MAX_STOP_CHARS} characters", field="stop")
 
 
-_AS_THEY_ARE = (AnswerOptions.model_fields.keys() & {each.name for each in dataclasses.fields(SamplingParams)}) - {
+_UNCHANGED_OPTIONS = (
+    AnswerOptions.model_fields.keys() & {each.name for each in dataclasses.fields(SamplingParams)}
+) - {
     "seed",
     "max_tokens",
     "top_k",
     "logprob_token_ids",
     "stop_token_ids",
 }
-"""Options that workers get as clients send them."""
+"""Options that are copied into `SamplingParams` unchanged."""
 
 
 def priority_class(wanted: int) -> int:
@@ -178,17 +180,17 @@ def check_salt(salt: str) -> bytes:
 
 
 def check_model(model: str | None, served: str, others: Collection[str] = ()) -> None:
-    """Raises NotFound for a name that nothing is served under: it never means the model that is there."""
+    """Raises NotFound for a name under which nothing is served. Such a request never falls back to the served model."""
     if model and model != served and model not in others:
         raise NotFound(f"the model {shown(model)} does not exist; this server serves {served!r}", field="model")
 
 
 def check_token_ids(tokens: Sequence[int], name: str, vocab_size: int) -> None:
-    least = 0 if isinstance(tokens, array) else min(tokens, default=0)  # ours hold no negative numbers
+    least = 0 if isinstance(tokens, array) else min(tokens, default=0)  # arrays hold unsigned token ids
     if tokens and (least < 0 or max(tokens) >= vocab_size):
-        worst = next(token for token in tokens if not 0 <= token < vocab_size)
+        wrong = next(token for token in tokens if not 0 <= token < vocab_size)
         raise InvalidRequest(
-            f"{name}: token id {worst} is out of range; the vocabulary has {vocab_size} tokens", field=name
+            f"{name}: token id {wrong} is out of range; the vocabulary has {vocab_size} tokens", field=name
         )
 
 
@@ -250,9 +252,9 @@ def answer_length(prompt: TokenPrompt, options: AnswerOptions, facts: ServingFac
 def sampling_params(
     options: AnswerOptions, max_tokens: int, facts: ServingFacts, own_seed: int, grammar: Grammar | None = None
 ) -> SamplingParams:
-    """Returns that of the first choice. A request without a seed gets `own_seed`, so that any router can continue it.
+    """Returns the sampling parameters of the first choice. `grammar` is made of `options.structured`.
 
-    `grammar`: that of `options.structured`.
+    A request without a seed gets `own_seed`, so that any router can continue it.
     """
     check_token_ids([token for token, _ in options.logit_bias], "logit_bias", facts.vocab_size)
     check_token_ids(options.stop_token_ids, "stop_token_ids", facts.vocab_size)
@@ -262,7 +264,7 @@ def sampling_params(
     # More than all tokens is all tokens; a client's number may be larger than any message can carry.
     top_k = None if options.top_k is None else min(options.top_k, facts.vocab_size)
     return SamplingParams(
-        **{name: getattr(options, name) for name in _AS_THEY_ARE},
+        **{name: getattr(options, name) for name in _UNCHANGED_OPTIONS},
         seed=seed,
         max_tokens=max_tokens,
         top_k=top_k,
