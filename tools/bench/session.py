@@ -53,8 +53,8 @@ async def measure(options: BenchOptions, plan: Sequence[PlannedRequest]) -> Repo
     allow_many_sockets()
     client = await connect(options.target, options.prompts.seed, options.prompts.vocab_size)
     try:
-        lanes = options.pace.concurrency or 1
-        await fixed_concurrency(client, warmup_plan(plan, options.pace.warmup), lanes, lambda record: None)
+        concurrency = options.pace.concurrency or 1
+        await fixed_concurrency(client, warmup_plan(plan, options.pace.warmup), concurrency, lambda record: None)
         with progress(len(plan), time.perf_counter) as on_record:
             measured = await run_plan(client, plan, options.pace.concurrency, on_record)
     finally:
@@ -63,7 +63,7 @@ async def measure(options: BenchOptions, plan: Sequence[PlannedRequest]) -> Repo
 
 
 LINE_EVERY_S = 5.0
-"""Seconds between two lines without a terminal: a log shows life, and does not fill."""
+"""Seconds between two progress lines where stderr is no terminal."""
 
 
 class ProgressCounts:

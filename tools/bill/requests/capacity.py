@@ -1,16 +1,16 @@
 """Hit rate of a log against the pool's capacity: least recently used, and the optimum.
 
 Both count as an engine counts: full blocks from the first one up to the first that is missing. A request is over before
-the next one comes, so pages of requests that overlap are not held back; one pool sees all requests, so for a fleet this
-is what its pools together could find if every request went where its blocks are.
+the next one comes, so pages of requests that overlap are not held. One pool sees all requests. For a fleet this is what
+its pools could find together, if every request went where its blocks are.
 
-Least recently used, leaf before parent, is a stack: of two pools the larger one holds all that the smaller one holds
-(Mattson 1970), so one pass gives the hits of all capacities. Blocks that one request used last stay together in that
-stack, a suffix of its chain; so the stack is counted per request and not per block.
+Least recently used, leaf before parent, is a stack algorithm (Mattson 1970): of two pools the larger one holds all that
+the smaller one holds. So one pass gives the hits of all capacities. Blocks that one request used last stay together in
+that stack, a suffix of its chain. So the stack is counted per request and not per block.
 
 The optimum evicts what is used again last (Belady 1966). A parent is used whenever its child is. So among blocks with
-the same next use the deepest is evicted first. A real pool could hold the same blocks. No pool that may refuse to keep
-a block finds more: the bound is exact for requests that come one after the other.
+the same next use the deepest is evicted first. A real pool could hold the same blocks. No pool finds more, not
+even one that may leave a block out: the bound is exact for requests that come one after the other.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ def least_recently_used(requests: RequestChains) -> LruHits:
     return LruHits(np.concatenate((np.zeros(1, np.int64), np.cumsum(gained))))
 
 
-def _runs(last: Sequence[int], blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yields the requests that used these blocks last, each with the number of blocks.
+def _runs(request_of: Sequence[int], blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yields each request with the number of neighbouring blocks that `request_of` gives it.
 
-    Stops at a block without a use.
+    Stops at the first block without one.
     """
-    for request, run in itertools.groupby(blocks, key=last.__getitem__):
+    for request, run in itertools.groupby(blocks, key=request_of.__getitem__):
         if request < 0:
             return
         yield request, len(list(run))
