@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Protocol
 
-from tools.simulate.fleet.worker.interfaces import WorkerParts
+from tools.simulate.fleet.worker.interfaces import SimulatedWorkerView
 from tools.simulate.fleet.worker.pulls import HostPulls
 from tools.simulate.fleet.worker.steps import HostLoop
 from twostroke.config import Role
@@ -23,7 +23,7 @@ _PAGES = tuple((state, f"pages_{state.name.lower()}") for state in PageState)
 Follower = Callable[[EventBatch, control_pb2.Load], None]
 
 
-class ReportingWorker(WorkerParts, Protocol):
+class ReportingWorker(SimulatedWorkerView, Protocol):
     loop: HostLoop
     pulls: HostPulls
     prefill_busy_s: float

@@ -17,7 +17,7 @@ from twostroke.scheduler.scheduler import Scheduler
 from twostroke.worker.metrics import WorkerMetrics
 
 
-class WorkerParts(Protocol):
+class SimulatedWorkerView(Protocol):
     """One epoch of a simulated worker, as its own parts see it."""
 
     queue: EventQueue
@@ -38,5 +38,8 @@ class WorkerParts(Protocol):
     def role(self) -> Role: ...
     def new_session(self) -> SessionId: ...
     def compute_s(self, queued: Queued) -> float: ...
-    def wake(self) -> None: ...
-    def notify(self) -> None: ...
+    def wake(self) -> None:
+        """Wakes the work loop, and announces pages that came from elsewhere."""
+
+    def notify(self) -> None:
+        """Tells pulling workers and routers that blocks may have become readable."""

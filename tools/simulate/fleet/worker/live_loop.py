@@ -9,7 +9,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from tools.simulate.fleet.worker.interfaces import WorkerParts
+from tools.simulate.fleet.worker.interfaces import SimulatedWorkerView
 from tools.simulate.fleet.worker.steps import Flight, StepWatch
 from twostroke.observability.profiler import Profiler
 from twostroke.scheduler.batch import Batch, StepResult
@@ -64,7 +64,7 @@ class WatchedRole:
 
 
 class LiveLoop:
-    def __init__(self, host: WorkerParts, device: Device, sharing: TimeSharing, rates: Rates) -> None:
+    def __init__(self, host: SimulatedWorkerView, device: Device, sharing: TimeSharing, rates: Rates) -> None:
         self._host = host
         self._device = device
         self._rates = rates

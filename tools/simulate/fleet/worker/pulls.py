@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tools.simulate.fleet.worker.interfaces import WorkerParts
+from tools.simulate.fleet.worker.interfaces import SimulatedWorkerView
 from twostroke.base.errors import PeerLost, ServeError, TransferFailed
 from twostroke.base.ids import BlockHash, RequestId, SessionId, WorkerId
 from twostroke.kv_cache.parts import GroupKind, Part
@@ -84,7 +84,7 @@ class HostPulls(Pulls, Protocol):
         """Ends all pulls: the worker has died, and its peers have noticed."""
 
 
-class PullingWorker(WorkerParts, Protocol):
+class PullingWorker(SimulatedWorkerView, Protocol):
     """Either end of a pull."""
 
     wire: Wire

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from tools.simulate.fleet.event_queue import QueuedEvent
-from tools.simulate.fleet.worker.interfaces import WorkerParts
+from tools.simulate.fleet.worker.interfaces import SimulatedWorkerView
 from twostroke.request import SampledToken
 from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.batching import Chunk, Step, terms_of
@@ -216,7 +216,7 @@ class HostLoop(Loop, Protocol):
         """Ends the loop, since the worker dies. Returns what has run of the steps under way."""
 
 
-class PacedWorker(WorkerParts, Protocol):
+class PacedWorker(SimulatedWorkerView, Protocol):
     pace: StepPace
     budget: Budget
 

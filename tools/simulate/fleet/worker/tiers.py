@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tools.simulate.fleet.event_queue import EventQueue
 from tools.simulate.fleet.shape import FleetShape
-from tools.simulate.fleet.worker.interfaces import WorkerParts
+from tools.simulate.fleet.worker.interfaces import SimulatedWorkerView
 from twostroke.base.ids import BlockHash, PageId
 from twostroke.kv_cache.memory import PageAccess
 from twostroke.kv_cache.parts import GroupKind
@@ -93,7 +93,7 @@ class SimulatedWriter:
 class SimulatedTiers(PageTiers):
     """The tiers of one epoch of a worker."""
 
-    def __init__(self, worker: WorkerParts, disk: SimulatedDisk | None) -> None:
+    def __init__(self, worker: SimulatedWorkerView, disk: SimulatedDisk | None) -> None:
         self._worker = worker
         shape, changes = worker.shape, TierChanges(GroupKind.FULL)
         below = None if disk is None else self._on_disk(disk, changes)
