@@ -17,11 +17,14 @@ class BlockProgress(Protocol):
     """What a scheduler asks of the blocks of a sequence."""
 
     @property
-    def tells(self) -> bool:
-        """Whether a sequence comes on by its own steps and by a change of its next block's page alone."""
+    def pages_tell_all(self) -> bool:
+        """Whether only its own steps and changes of its next block's page can make a sequence runnable.
+
+        If not, all prompts are looked at after each change of the pool.
+        """
 
     def is_blocked(self, sequence: Sequence) -> bool:
-        """Returns whether another one writes the next block, which has a hash."""
+        """Returns whether another writer fills the next block. Called only where that block has a hash."""
 
     def may_begin(self, sequence: Sequence) -> bool:
         """Returns whether a waiting sequence would find all that it needs besides pages."""
@@ -47,7 +50,7 @@ class BlockProgress(Protocol):
     def grow(self, sequence: Sequence) -> bool:
         """Gives a sequence one more block; returns False if there is no room."""
 
-    def again_tokens(self, sequence: Sequence) -> int:
+    def recomputed_tokens(self, sequence: Sequence) -> int:
         """Returns the number of tokens that are to be computed again although the pages of their blocks are filled."""
 
     def pull_to(self, sequence: Sequence, depth: int) -> list[Part]:
@@ -60,7 +63,7 @@ class BlockProgress(Protocol):
 class PageProgress:
     """Blocks that have one page each."""
 
-    tells = True
+    pages_tell_all = True
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool = pool
@@ -116,7 +119,7 @@ class PageProgress:
             sequence.pages.append(page)
         return page is not None
 
-    def again_tokens(self, sequence: Sequence) -> int:
+    def recomputed_tokens(self, sequence: Sequence) -> int:
         return 0
 
     def pull_to(self, sequence: Sequence, depth: int) -> list[Part]:

@@ -2,7 +2,7 @@
 
 A running sequence is looked at again only after it was touched: by a step that it took part in, or since the page that
 it waits for has changed. So a step costs what it does, however many prompts are open. Where pages do not tell of
-everything (`BlockProgress.tells`), all prompts are looked at once after each change of the pool.
+everything (not `BlockProgress.pages_tell_all`), all prompts are looked at once after each change of the pool.
 
 Questions change nothing of a sequence: a step in flight may be writing its blocks. Only `RunningSequences.catch_up`,
 between two steps, lets sequences pass over what others have filled.
@@ -143,9 +143,9 @@ class RunningSequences:
         self._block_size = block_size
         self._entries: dict[Sequence, _Entry] = {}
         self._touched: dict[_Entry, None] = {}
-        """Those to look at."""
-        self._behind: dict[_Entry, None] = {}
-        """Those that may have something to pass over."""
+        """Those to look at next."""
+        self._to_catch_up: dict[_Entry, None] = {}
+        """Those that may pass over blocks that others have filled."""
         self._seen_changes = 0
         """Changes of the pool before the latest look at all prompts."""
         self._by_need: list[dict[Sequence, None]] = [{} for _ in StepNeed]
@@ -177,7 +177,7 @@ class RunningSequences:
         """Call it before the sequence releases its pages."""
         entry = self._entries.pop(sequence)
         self._touched.pop(entry, None)
-        self._behind.pop(entry, None)
+        self._to_catch_up.pop(entry, None)
         self._wait(entry, None)
         self._set_work(entry, NO_WORK, 0)
         if entry.need is not None:
@@ -191,10 +191,10 @@ class RunningSequences:
 
     def catch_up(self) -> None:
         """Lets sequences pass over what others have filled. No step may be in flight: they release what they pass."""
-        for entry in list(self._behind) if self._progress.tells else self._prompts():
+        for entry in list(self._to_catch_up) if self._progress.pages_tell_all else self._prompts():
             if _catch_up(self._progress, entry.sequence):
                 self._touched[entry] = None
-        self._behind.clear()
+        self._to_catch_up.clear()
 
     def with_need(self, need: StepNeed) -> dict[Sequence, None]:
         """Returns the sequences with this need, in order of admission."""
@@ -215,7 +215,7 @@ class RunningSequences:
     def _touch(self, entry: _Entry) -> None:
         self._touched[entry] = None
         if entry.need is not StepNeed.STREAM:  # its blocks get their hashes when they are computed
-            self._behind[entry] = None
+            self._to_catch_up[entry] = None
 
     def _prompts(self) -> list[_Entry]:
         """Returns the entries that others' work may concern."""
@@ -223,7 +223,7 @@ class RunningSequences:
 
     def _look(self) -> None:
         """Looks at what was touched; at all prompts where pages do not tell of everything and the pool has changed."""
-        if not self._progress.tells:
+        if not self._progress.pages_tell_all:
             changes = sum(group.changes for group in self._pool.groups)
             if changes != self._seen_changes:
                 self._seen_changes = changes
@@ -286,7 +286,7 @@ class RunningSequences:
         hashed = len(sequence.block_hashes) * self._block_size
         begun, tail = 0, known - computed
         if computed < hashed:
-            begun, tail = self._begun_tokens(sequence) + self._progress.again_tokens(sequence), known - hashed
+            begun, tail = self._begun_tokens(sequence) + self._progress.recomputed_tokens(sequence), known - hashed
         prompts = int(known <= sequence.prompt_tokens)
         if known - computed <= 1:
             work = SequenceWork(0, 0.0, 1, begun + tail, prompts)

@@ -42,7 +42,7 @@ def _private_blocks(sequence: Sequence, size: int) -> int:
 
 def check_caught_up(scheduler: Scheduler, size: int) -> None:
     """Asserts that no sequence has a readable block before it, where it may pass over each."""
-    for sequence in scheduler.running_sequences if scheduler._progress.tells else ():
+    for sequence in scheduler.running_sequences if scheduler._progress.pages_tell_all else ():
         block = sequence.computed // size
         if block < len(sequence.block_hashes):
             assert not scheduler._pool.is_filled(sequence.pages[block]), "it has not passed over a block that is here"
@@ -58,7 +58,7 @@ def queued_of(scheduler: Scheduler, pool: BlockPool, size: int) -> Queued:
         known, computed, hashed = len(sequence.known), sequence.computed, len(sequence.block_hashes) * size
         begun, tail = 0, known - computed
         if computed < hashed:
-            again = scheduler._progress.again_tokens(sequence)
+            again = scheduler._progress.recomputed_tokens(sequence)
             begun, tail = _begun_tokens(pool, sequence, size) + again, known - hashed
         if known - computed <= 1:
             streams += 1

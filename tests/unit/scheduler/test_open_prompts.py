@@ -73,14 +73,14 @@ def test_where_pages_do_not_tell_of_everything_a_step_looks_once_at_each_prompt(
     for _ in range(3):
         assert load.prompts == open_prompts
         load.queued()
-    assert asked["again_tokens"] <= open_prompts
+    assert asked["recomputed_tokens"] <= open_prompts
     asked.clear()
     step = bench.scheduler.plan()
     assert step is not None
     for _ in range(3):
         load.queued()
     assert asked["catch_up"] == open_prompts
-    assert asked["again_tokens"] <= open_prompts + 1, "that which runs is looked at before and after it was chosen"
+    assert asked["recomputed_tokens"] <= open_prompts + 1, "that which runs is looked at before and after it was chosen"
 
 
 def test_a_scored_prompt_goes_on_beside_streams_that_leave_less_than_a_block() -> None:

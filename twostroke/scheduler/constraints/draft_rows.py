@@ -29,7 +29,7 @@ class DraftRow:
     params: SamplingParams
     """How its tokens are drawn."""
     length: int
-    """Tokens to draft behind them; 0 where it only catches up."""
+    """Number of tokens to draft after them; 0 where it only catches up."""
 
     @property
     def end(self) -> int:
@@ -56,18 +56,21 @@ def draft_params(params: SamplingParams) -> SamplingParams:
 
 def first_batch(rows: Sequence[DraftRow], block_size: int) -> Batch:
     """Returns the step in which all rows catch up, and those that draft draw their first token."""
-    return _batch([(row, row.start, row.tokens) for row in rows], block_size, draws_of=1)
+    return _batch([(row, row.start, row.tokens) for row in rows], block_size, drawn_number=1)
 
 
 def next_batch(rows: Sequence[DraftRow], drafted: Sequence[Sequence[int]], block_size: int) -> Batch:
-    """Returns the step that runs each row's last drafted token, as many for all rows, and draws the next one."""
+    """Returns the step that runs the last drafted token of each row and draws the next one.
+
+    All rows have equally many drafted tokens.
+    """
     count = len(drafted[0])
     chosen = [(row, row.end + count - 1, (own[-1],)) for row, own in zip(rows, drafted, strict=True)]
-    return _batch(chosen, block_size, draws_of=count + 1)
+    return _batch(chosen, block_size, drawn_number=count + 1)
 
 
-def _batch(chosen: Sequence[tuple[DraftRow, int, tuple[int, ...]]], block_size: int, *, draws_of: int) -> Batch:
-    """Returns the batch. `draws_of`: the number of the token that is drawn. Rows with shorter drafts draw none."""
+def _batch(chosen: Sequence[tuple[DraftRow, int, tuple[int, ...]]], block_size: int, *, drawn_number: int) -> Batch:
+    """Returns the batch. `drawn_number`: which drafted token it draws, from 1. Rows with shorter drafts draw none."""
     starts = np.array([start for _, start, _ in chosen], np.int32)
     lengths = np.array([len(tokens) for _, _, tokens in chosen], np.int32)
     ends = starts + lengths
@@ -90,6 +93,6 @@ def _batch(chosen: Sequence[tuple[DraftRow, int, tuple[int, ...]]], block_size: 
         samples=tuple(
             SampleRow(number, row.params, int(end), mask=mask_of(row.params.allowed_tokens))
             for number, ((row, _, _), end) in enumerate(zip(chosen, ends.tolist(), strict=True))
-            if row.length >= draws_of
+            if row.length >= drawn_number
         ),
     )

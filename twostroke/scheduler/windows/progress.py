@@ -64,7 +64,7 @@ def held_of(sequence: Sequence) -> HeldWindows:
 
 
 class WindowProgress:
-    tells = False
+    pages_tell_all = False
     """Window parts come and go with the blocks of other sequences."""
 
     def __init__(
@@ -187,7 +187,7 @@ class WindowProgress:
         held.slots[len(sequence.pages) - 1] = slot
         return True
 
-    def again_tokens(self, sequence: Sequence) -> int:
+    def recomputed_tokens(self, sequence: Sequence) -> int:
         held = held_of(sequence)
         if self._is_coming(sequence):
             return 0
