@@ -40,7 +40,8 @@ log = logging.getLogger(__name__)
 STAGING_BYTES = 64 << 20
 """Memory for pages that wait to be written to disk."""
 MOST_STAGED = 64
-SECOND_SIGHT = 2
+"""Most pages that wait to be written, however small they are."""
+WANTED_AGAIN_SIGHTINGS = 2
 """Sightings from which on a block has been wanted again."""
 
 
@@ -90,7 +91,7 @@ class DiskTier:
         self._budget = parts.budget
         self._writer = parts.writer
         self._staging = parts.staging
-        self._staged = [PageId(page) for page in range(parts.staging.pages)]
+        self._free_staging = [PageId(page) for page in range(parts.staging.pages)]
         """Pages of the staging memory that are free."""
         self._changes = changes
         self._clock = clock
@@ -142,14 +143,14 @@ class DiskTier:
         return self._folders[0].path
 
     def touch(self) -> None:
-        """Says that the owner of these folders lives; on any thread. Raises OSError."""
+        """Marks the folders as used by a running worker. Any thread may call it. Raises OSError."""
         for folder in list(self._folders):
             folder.touch()
 
     @property
     def room(self) -> int:
-        """Blocks that it can take at once."""
-        return len(self._staged)
+        """Number of blocks that it can take at once."""
+        return len(self._free_staging)
 
     def __iter__(self) -> Iterator[BlockHash]:
         return iter(self.store)
@@ -179,14 +180,14 @@ class DiskTier:
         """Notes that a block was filled, or found by a request."""
         self._sightings.saw(block_hash)
 
-    def takes(self, block_hash: BlockHash) -> bool:
-        """Returns whether a page is to be written now, and takes its bytes from the budget."""
+    def admit(self, block_hash: BlockHash) -> bool:
+        """Returns whether a page is to be written now; if so, takes its bytes from the budget."""
         if self._is_off or self.keeps(block_hash):
             return False
-        if not self._staged or self.writes >= self._staging.pages or not self.store.has_room():
+        if not self._free_staging or self.writes >= self._staging.pages or not self.store.has_room():
             self._changes.metrics.skipped(Tier.DISK, "busy")
             return False
-        wanted_again = self._sightings.count(block_hash) >= SECOND_SIGHT
+        wanted_again = self._sightings.count(block_hash) >= WANTED_AGAIN_SIGHTINGS
         if not self._budget.take_page(self._clock(), wanted_again=wanted_again):
             self._changes.metrics.skipped(Tier.DISK, "budget")
             return False
@@ -194,10 +195,10 @@ class DiskTier:
 
     def target(self, block_hash: BlockHash, parent: BlockHash) -> CopyTarget | None:
         """Takes a staging page, from which the block is written; returns None if it is not to be written now."""
-        if not self.takes(block_hash):
+        if not self.admit(block_hash):
             return None
-        own = self._staged.pop()
-        page, done = self._staging.page(own), functools.partial(self._staged.append, own)
+        own = self._free_staging.pop()
+        page, done = self._staging.page(own), functools.partial(self._free_staging.append, own)
 
         def commit(known: bytes) -> None:
             if not self._is_off and not self.keeps(block_hash) and self.store.has_room():
@@ -208,7 +209,7 @@ class DiskTier:
         return CopyTarget(page, commit, done)
 
     def write(self, page: PageWrite) -> None:
-        """Lets the writer thread write a page that it `takes`."""
+        """Lets the writer thread write a page that `admit` has admitted."""
         reach(Point.TIER_WRITING)
         self._writing[page.block_hash] = page
         self.writes += 1

@@ -153,7 +153,7 @@ class HostTier:
         store = self.store
         store.put(entry)
         self._changes.wrote(Tier.HOST, entry.block_hash, self._memory.page_bytes)
-        if self._below is not None and self._below.takes(entry.block_hash):
+        if self._below is not None and self._below.admit(entry.block_hash):
             store.hold(entry)
             done = functools.partial(store.release, entry)
             self._below.write(PageWrite(entry.block_hash, entry.parent, self.data(entry), entry.digest, done))

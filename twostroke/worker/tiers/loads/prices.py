@@ -59,14 +59,14 @@ class LoadPrices:
     def __init__(
         self, tiers: PageTiers, block_size: int, compute_s: Callable[[Queued], float], clock: Callable[[], float]
     ) -> None:
-        """`compute_s` predicts how long work that came now would be computed."""
+        """`compute_s` predicts the seconds that this work would take here beside the current streams."""
         self._tiers = tiers
         self._block_size = block_size
         self._compute_s = compute_s
         self._slow_disk = SlowDisk(tiers, clock)
 
     def compute_s(self, blocks: Iterable[int]) -> float:
-        """Predicts how long these blocks of one sequence would be computed."""
+        """Predicts the seconds for computing these blocks of one sequence here, beside the current streams."""
         return self._compute_s(queued_blocks(blocks, self._block_size))
 
     def load_s(self, tier: Tier, pages: int) -> float:

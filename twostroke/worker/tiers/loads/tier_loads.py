@@ -32,7 +32,8 @@ class TierLoads:
     ) -> None:
         """`tiers` are those of each page group.
 
-        `compute_s` predicts how long work that came now would be computed; `wake` is called as pages arrive.
+        `compute_s` predicts the seconds that this work would take here beside the current streams. `wake` is called as
+        pages arrive.
         """
         self.prices = [LoadPrices(each, block_size, compute_s, clock) for each in tiers]
         self.running = RunningLoads(
