@@ -25,8 +25,8 @@ class LocalPrefill:
         self._next_s = 0.0
         """The time of the next look, unless something has changed before."""
 
-    def has_changed(self) -> None:
-        """Notes that a pull has begun or ended, or that more or less is computed here."""
+    def note_change(self) -> None:
+        """Notes that a pull has begun or ended, or that more or less is computed here: the next step looks again."""
         self._next_s = 0.0
 
     def consider(self, requests: Iterable[RequestState]) -> None:

@@ -83,7 +83,7 @@ class RequestManager(RoleServices):
             source, peer, forecast, deadline_s=wanted.deadline_s, weights=wanted.weights, trace=trace.span
         )
         state = RequestState(attempt, sequence, ordered, host.facts.block_size, trace, features)
-        state.on_settled = self._local_prefill.has_changed
+        state.on_settled = self._local_prefill.note_change
         state.counts_computed = bool(host.pool.others)
         if sequence.computes_all and not state.counts_computed:
             state.missing_blocks = len(attempt.block_hashes)
@@ -165,7 +165,7 @@ class RequestManager(RoleServices):
         state.lifetime.mark(Instant.ADMITTED)
         state.supply = self._supplies.of(state.sequence, state.ordered, state)
         state.supply.begin(admission.missing)
-        self._local_prefill.has_changed()
+        self._local_prefill.note_change()
         state.move_to(Stage.PULLING if state.supply.is_pulling else Stage.RUNNING)
 
     def planning(self) -> None:
@@ -180,7 +180,7 @@ class RequestManager(RoleServices):
         if state.ordered.source is not None:
             sequence.pulled_blocks = len(sequence.known) // state.block_size
         self._host.pulls.prune()
-        self._local_prefill.has_changed()
+        self._local_prefill.note_change()
 
     def emitted(self, emissions: list[Emission]) -> None:
         if emissions:
@@ -194,7 +194,7 @@ class RequestManager(RoleServices):
                 continue
             state.tokens.append(token)
             if len(state.tokens) == 1:
-                self._local_prefill.has_changed()
+                self._local_prefill.note_change()
                 state.trace.first_token(sequence.steps)
                 state.lifetime.mark(Instant.FIRST_TOKEN)
             if state.stage is pulling:  # its blocks arrived through other pulls
@@ -338,7 +338,7 @@ class RequestManager(RoleServices):
             feature.ended(state.sequence, is_whole=stage is Stage.DONE)
         self._host.scheduler.end(state.sequence)
         self._host.pulls.prune()
-        self._local_prefill.has_changed()
+        self._local_prefill.note_change()
         self._host.loop.wake()
         self._host.progress.notify()
         self._host.feed.publish()  # routers count its slot as taken until they learn otherwise

@@ -40,7 +40,8 @@ class _Lane:
     open: list[control_pb2.TraceSpan] = field(default_factory=list)
     """The spans that have not ended at the latest start, outermost first."""
 
-    def takes(self, span: control_pb2.TraceSpan) -> bool:
+    def begin(self, span: control_pb2.TraceSpan) -> bool:
+        """Closes what has ended by the span's start. Returns whether the span can lie on this track."""
         while self.open and self.open[-1].end_s <= span.start_s:
             self.open.pop()
         return not self.open or (self.open[-1].trace_id == span.trace_id and span.end_s <= self.open[-1].end_s)
@@ -83,7 +84,7 @@ class _Process:
     def _requests(self) -> Iterator[Event]:
         lanes: list[_Lane] = []
         for span in sorted(self.profile.spans, key=lambda span: (span.start_s, -span.end_s)):
-            lane = next((lane for lane in lanes if lane.takes(span)), None)
+            lane = next((lane for lane in lanes if lane.begin(span)), None)
             if lane is None:
                 lanes.append(lane := _Lane())
                 yield self._named("thread_name", FIRST_REQUESTS + len(lanes) - 1, name=f"requests {len(lanes)}")

@@ -23,7 +23,7 @@ class CallWindow:
         """When each of them was passed on, the oldest one first."""
 
     def take(self, call: Call, now_s: float) -> bool:
-        """Returns whether this one may be passed on now, and counts it."""
+        """Counts a call and returns True if it may be passed on now."""
         while (expires_s := self.expires_s()) is not None and expires_s <= now_s:
             self.seen(1)
         if len(self._since_s) >= MOST_UNSEEN:

@@ -56,8 +56,8 @@ class Owner(Protocol):
     def watch(self, sock: socket.socket, events: int, call: Callable[[int], None]) -> None:
         """Makes `call` be called when one of these events happens; no events: never."""
 
-    def may_begin_call(self, connection: ClientConnection, stream: int) -> bool:
-        """Returns whether a call may be passed on now. If not, `resume` is called when it is its turn."""
+    def try_begin_call(self, connection: ClientConnection, stream: int) -> bool:
+        """Counts a call and returns True if it may be passed on now. If not, `resume` is called when it is its turn."""
 
     def call_ended(self, connection: ClientConnection, stream: int) -> None: ...
 
@@ -107,7 +107,7 @@ class ClientConnection:
         """When it had an open call for the last time, or came."""
         self._frames_up, self._frames_down = FrameReader(), FrameReader()
         self._rest_up = self._rest_down = b""
-        """Halves of heads, which go on with the next piece."""
+        """Beginnings of frames' heads, which the next piece continues."""
         self._up = self._down = b""
         """What the other side has not taken yet."""
         self._waiting: bytes | None = None
@@ -117,9 +117,9 @@ class ClientConnection:
         self.paced_since_s: float | None = None
         """Since when it has had to wait for credit, without a second's worth of it since."""
         self.headers_since_s: float | None = None
-        """Since when header fields have been there that are not complete."""
+        """Time since which header fields wait that are not complete."""
         self.stuck_since_s: float | None = None
-        """Since when the client has taken nothing of what is there for it. None: nothing is."""
+        """Time since which the client has taken nothing of what waits for it. None: nothing waits."""
         self._is_ending = False
         """The router has ended it: it closes when the client has taken the rest."""
         self._events = [0, 0]
@@ -145,7 +145,7 @@ class ClientConnection:
         return self._is_ending or (self._router is not None and has_hung_up(self._router))
 
     def stuck_s(self) -> float:
-        """Returns for how long the client has taken nothing of what is there for it."""
+        """Returns for how many seconds the client has taken nothing of what waits for it."""
         return 0.0 if self.stuck_since_s is None else self._owner.now_s() - self.stuck_since_s
 
     def close(self) -> None:
@@ -258,7 +258,7 @@ class ClientConnection:
                     reader.stop_before(at)
                     break
                 begins = cost.begins_call(stream) and not is_granted
-                if begins and not self._owner.may_begin_call(self, stream):
+                if begins and not self._owner.try_begin_call(self, stream):
                     reader.stop_before(at)
                     self._waiting = piece[at:]
                     break

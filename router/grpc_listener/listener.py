@@ -17,26 +17,26 @@ from router.grpc_listener.connection_cost import CREDIT_PER_S, FRAMES, UNREACHED
 from twostroke.security.connection_room import ConnectionRoom
 
 ARRIVAL_S = 20.0
-"""For the handshake of TLS and the preface, and for the header fields of a call."""
+"""Seconds for the handshake of TLS and the preface, and for the header fields of a call."""
 LINGER_S = 2.0
 """A client that was cut is told so, and finds nobody who reads or closes for this time: a flood costs who sends it."""
 MOST_LINGERING = 1024
 ACCEPTS = 32
 """Clients that are taken at once, before the others are looked after."""
 TRY_AGAIN_S = 0.1
-"""After no descriptor was left for a client."""
+"""Pause in seconds after no descriptor was left for a client."""
 LOOK_S = 0.5
-"""Between two looks for clients that did not arrive in time."""
+"""Seconds between two looks for clients that did not arrive in time."""
 STALL_S = 60.0
-"""After this time a client that takes nothing of what is there for it is gone, as over HTTP."""
+"""Seconds after which a client that takes nothing of what waits for it is closed, as over HTTP."""
 STUCK_S = 5.0
-"""After this time it makes room for others, and is gone where the router has ended its side."""
+"""Seconds after which such a client makes room for newcomers, and is closed if the router has ended its side."""
 PACE_S = 0.2
 """The credit of this time is given at once to a connection that waits for some."""
 MOST_PACED_S = 600.0
 """A connection that has waited for credit for so long, without a second's worth of it, is a flood and is cut."""
 STOP_S = 2.0
-"""Time for clients to take the rest when the router has ended."""
+"""Seconds for clients to take the rest when the router has ended."""
 SEEN, LEAVE = b".", b"l"
 """What the router writes: it has looked at a call; take no more clients. At the end of its writing, it has ended."""
 
@@ -121,7 +121,7 @@ class GrpcListener:
     def now_s(self) -> float:
         return self._now_s
 
-    def may_begin_call(self, connection: ClientConnection, stream: int) -> bool:
+    def try_begin_call(self, connection: ClientConnection, stream: int) -> bool:
         if not self._turns and self._window.take((connection, stream), self._now_s):
             return True
         self._turns[connection] = None
@@ -275,7 +275,7 @@ class GrpcListener:
         return stuck_s >= STALL_S or (stuck_s >= STUCK_S and connection.is_left)
 
     def _wait_s(self) -> float:
-        """Returns for how long nothing but events is to be looked after."""
+        """Returns for how many seconds only events have to be looked after."""
         until_s = [self._looks_at_s]
         if self._turns and (expires_s := self._window.expires_s()) is not None:
             until_s.append(expires_s)

@@ -42,7 +42,7 @@ class OutputShare:
 
     @property
     def is_over(self) -> bool:
-        """Whether a message has to wait: the time of this turn is over, or others wait."""
+        """Whether a message has to wait: this turn's time is over, or others wait. The first look begins a turn."""
         now_s = time.perf_counter()
         if self._ends_s is None:
             self._ends_s = now_s + TURN_S

@@ -109,7 +109,7 @@ class _Allowance:
 
 
 class LineLimit:
-    """Says which lines are written: of each kind this many at once, and this many a second."""
+    """Limits the lines of each kind: `BURST_LINES` may come at once, and `LINES_PER_S` in each second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -118,7 +118,8 @@ class LineLimit:
         """Kinds of lines that were left out, not yet reported."""
         self._said_s = clock()
 
-    def takes(self, kind: str) -> bool:
+    def admit(self, kind: str) -> bool:
+        """Counts a line of this kind. Returns False if it has to be left out."""
         if kind not in self._kinds and len(self._kinds) >= MOST_KINDS:
             kind = "any other"
         now_s = self._clock()
@@ -216,7 +217,7 @@ class EventHandler(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._summarize()
-        if self._limit.takes(f"{record.name} {str(record.msg)[:MOST_KIND]}"):
+        if self._limit.admit(f"{record.name} {str(record.msg)[:MOST_KIND]}"):
             super().emit(record)
 
     def close(self) -> None:

@@ -277,6 +277,6 @@ def _metrics_of(config: WorkerConfig, engine_state: EngineState, us: Membership)
     metrics.expiries.watch("cluster", us.certificates)
     metrics.computes(engine_state.determinism)
     metrics.computes_with(engine_state.kernels)
-    metrics.takes(engine_state.memory_use)
+    metrics.uses_memory(engine_state.memory_use)
     metrics.watch_experts(engine_state.expert_load)
     return metrics

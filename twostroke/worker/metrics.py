@@ -116,8 +116,8 @@ class WorkerMetrics:
             numbers = str(kernels.threads), str(kernels.ranks)
             gauge.labels(self._role, kernels.variant, kernels.reason, *numbers).set(1)
 
-    def takes(self, memory: Iterable[MemoryUse]) -> None:
-        """Reports what memory was predicted to be, and what the system says."""
+    def uses_memory(self, memory: Iterable[MemoryUse]) -> None:
+        """Reports the bytes that each part of the memory was predicted to take, and those that the system says."""
         billed, measured = (
             Gauge(f"twostroke_memory_{name}_bytes", text, ("role", "part"), registry=self.registry)
             for name, text in (

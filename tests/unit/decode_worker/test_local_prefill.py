@@ -136,13 +136,13 @@ async def test_a_request_that_is_closed_while_it_is_taken_over_frees_everything(
 
 async def test_the_end_of_a_pull_lets_the_others_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     changes: list[int] = []
-    has_changed = local_prefill.LocalPrefill.has_changed
+    note_change = local_prefill.LocalPrefill.note_change
 
     def noted(local: local_prefill.LocalPrefill) -> None:
         changes.append(len(local._host.pulls.open_pulls()))
-        has_changed(local)
+        note_change(local)
 
-    monkeypatch.setattr(local_prefill.LocalPrefill, "has_changed", noted)
+    monkeypatch.setattr(local_prefill.LocalPrefill, "note_change", noted)
     async with prefill() as source, decode() as target, router_to(target) as router:
         await router.answer(prompt_of(4 * BLOCK + 1), 1, source=source)
     assert changes == [1, 0, 0, 0], "its pull begins and ends, its first token comes, it ends"

@@ -41,7 +41,7 @@ class Worker:
     def want(self, adapter: WeightsRef) -> bool:
         """A sequence with this adapter waits; whether it may be admitted."""
         self.waiting.add(adapter.digest)
-        return self.cache.is_loaded(adapter)
+        return self.cache.require(adapter)
 
     async def use(self, adapter: WeightsRef) -> Sequence:
         """Returns a sequence that has begun with this adapter."""

@@ -36,7 +36,7 @@ def test_the_kernels_in_use_are_one_series_and_none_where_a_device_computes() ->
 
 def test_memory_is_exported_as_billed_and_as_measured_where_it_is() -> None:
     metrics = WorkerMetrics(Role.DECODE, 16)
-    metrics.takes([MemoryUse("pages", 100, 104), MemoryUse("weights", 50, None)])
+    metrics.uses_memory([MemoryUse("pages", 100, 104), MemoryUse("weights", 50, None)])
     lines = generate_latest(metrics.registry).decode().splitlines()
     assert [line for line in lines if line.startswith("twostroke_memory_")] == [
         'twostroke_memory_billed_bytes{part="pages",role="decode"} 100.0',

@@ -39,7 +39,7 @@ class FolderTrust:
         self._told: set[str] = set()
 
     def allows(self, *paths: Path) -> bool:
-        """Returns whether these paths may be read. Raises OSError for a path that does not exist."""
+        """Returns whether these paths may be read, and warns once of each problem. Raises OSError for a missing one."""
         try:
             check(*paths)
         except UntrustedPath as error:

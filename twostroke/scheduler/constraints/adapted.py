@@ -11,16 +11,16 @@ from twostroke.scheduler.sequence import Constraint, Sequence
 
 
 class AdapterGate(Protocol):
-    """Decides when a sequence with an adapter may begin, and learns who uses which."""
+    """Decides when a sequence with an adapter may begin, and learns which sequences use which adapter."""
 
-    def is_loaded(self, adapter: WeightsRef) -> bool:
-        """Returns whether a step can use it; if not, it is being loaded, and this is asked again after that."""
+    def require(self, adapter: WeightsRef) -> bool:
+        """Returns whether a step can use the adapter. If not, has it loaded, and is to be asked again after that."""
 
     def hold(self, sequence: Sequence, adapter: WeightsRef) -> None:
         """Keeps the adapter of a sequence that begins, until `release`."""
 
     def release(self, sequence: Sequence) -> None:
-        """Lets go of what a sequence holds; one that holds nothing is no error."""
+        """Releases the adapter that a sequence holds, if it holds one."""
 
 
 class Adapted(Constraint):
@@ -29,7 +29,7 @@ class Adapted(Constraint):
         self._gate = gate
 
     def may_begin(self, sequence: Sequence) -> bool:
-        return self._gate.is_loaded(self.adapter)
+        return self._gate.require(self.adapter)
 
     def began(self, sequence: Sequence) -> None:
         self._gate.hold(sequence, self.adapter)

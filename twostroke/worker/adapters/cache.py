@@ -93,7 +93,7 @@ class AdapterCache:
         """Digests of the adapters that are loaded."""
         return list(self._loaded)
 
-    def is_loaded(self, adapter: WeightsRef) -> bool:
+    def require(self, adapter: WeightsRef) -> bool:
         known = self._loaded.get(adapter.digest)
         if known is not None:
             known.used = next(self._uses)

@@ -244,7 +244,7 @@ class ModelDrafts:
         return max(LEAST_TOKENS, min(IDLE_TOKENS, int(seconds / cost.prompt_token_s)))
 
     def _pays(self, stream: _Stream, step: StepTerms) -> bool:
-        """Returns whether catching up with a stream pays. It is asked again when the answer has grown for a while."""
+        """Returns whether catching up with a stream pays. Notes a no: it is asked again when the answer has grown."""
         sequence, state = stream.sequence, self._states.get(stream.sequence)
         known = len(sequence.known)
         if known > self._draft.max_model_len - 1:

@@ -114,7 +114,7 @@ class _Look:
             )
         if removed:
             log.info("pages of other models removed folders=%d", removed)
-        wanted = self._is_wanted
+        wanted = self._claim_room
         for folder in claim_left(root, unseen_s=self._unseen_s, wanted=wanted, folder_trust=self._trust):
             self._read(folder)
         return self._left
@@ -127,8 +127,11 @@ class _Look:
         for folder, _ in left:
             folder.close()
 
-    def _is_wanted(self, left: LeftFolder) -> bool:
-        """Returns whether there is room for its pages, or nobody else has taken them for long."""
+    def _claim_room(self, left: LeftFolder) -> bool:
+        """Returns whether to take a folder, and counts its pages as taken if there is room for them.
+
+        Without room it is taken if nobody else has taken it for long.
+        """
         if left.size_bytes > self._room_bytes:
             return left.seen_s <= time.time() - self._return_s
         self._room_bytes -= left.size_bytes
