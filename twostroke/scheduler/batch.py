@@ -55,7 +55,7 @@ class FeatureRows:
     end_tokens: tuple[int, ...]
     """Token ids that end an answer."""
     masks: dict[int, list[npt.NDArray[np.uint32]]] = field(default_factory=dict)
-    """Tokens that may come behind the last known token of a row, and behind each proposed one."""
+    """Tokens that may come after the last known token of a row, and after each proposed one."""
     scores: list[ScoreRow] = field(default_factory=list)
     weights: dict[int, bytes] = field(default_factory=dict)
     """Digest of the weights of each row that has some beside the model's."""

@@ -25,7 +25,7 @@ Ints = npt.NDArray[np.int32]
 class Chunk(NamedTuple):
     """Run tokens [start, end) of a sequence; where `samples`, draw the next token after the last one.
 
-    Proposed tokens run behind it, and the next token after each of them is drawn too. It is a tuple because one is made
+    Proposed tokens run after it, and the next token after each of them is drawn too. It is a tuple because one is made
     for every token.
     """
 
@@ -211,7 +211,7 @@ class BatchBuilder:
         return rows
 
     def _samples(self, row: int, chunk: Chunk, features: FeatureRows) -> list[SampleRow]:
-        """Returns the draws of a sequence: behind its last known token, and behind each proposed one.
+        """Returns the draws of a sequence: after its last known token, and after each proposed one.
 
         Each is as it would be if the proposed tokens before it were known.
         """

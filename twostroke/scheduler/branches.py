@@ -26,7 +26,7 @@ class SharedConstraint(Constraint):
 
 
 class Extension(Protocol):
-    """Lets proposed tokens run behind the last known ones of streams."""
+    """Lets proposed tokens run after the last known ones of streams."""
 
     def extended(
         self,

@@ -85,7 +85,7 @@ class ChunkChooser:
                     yield need, sequence
 
     def _extended(self, chunks: list[Chunk], cost: StepCost, most: int) -> list[Chunk]:
-        """Returns the chunks with up to `most` proposed tokens behind the last known ones of streams."""
+        """Returns the chunks with up to `most` proposed tokens after the last known ones of streams."""
         if self._extension is None or most <= 0:
             return chunks
         proposed = [

@@ -23,11 +23,11 @@ class StepTerms:
     """The quantities that a step's cost depends on. A row that samples counts one token as a stream's."""
 
     streams: int = 0
-    """Tokens behind which one is drawn: the last one of each stream, and proposed ones."""
+    """Number of tokens after which one is drawn: the last one of each stream, and proposed ones."""
     context_tokens: int = 0
     """Tokens that the streams attend to, those of each stream once."""
     prompt_tokens: int = 0
-    """Those whose logprobs are wanted count `SCORED_WEIGHT` times."""
+    """Number of prompt tokens. Those whose logprobs are wanted count `SCORED_WEIGHT` times."""
     prompt_pairs: float = 0.0
     """Pairs of a prompt token and a token that it attends to."""
 

@@ -14,7 +14,7 @@ from twostroke.scheduler.values import Emission
 
 
 class Drawn(NamedTuple):
-    """What the sampler drew for a sequence: the token behind the last known one, and that behind each proposed one."""
+    """What the sampler drew for a sequence: the token after the last known one, and one after each proposed one."""
 
     sequence: Sequence
     tokens: ListOf[SampledToken]
@@ -27,9 +27,9 @@ class Emitted(NamedTuple):
     sequence: Sequence
     emissions: list[Emission]
     proposed: tuple[int, ...]
-    """Proposed tokens that ran behind the known ones."""
+    """Proposed tokens that ran after the known ones."""
     right: int
-    """Tokens with KV of tokens that are known now: leading ones."""
+    """Number of leading proposed tokens that turned out right: their KV is that of tokens that are known now."""
 
 
 new_drawn: Callable[[tuple[Sequence, ListOf[SampledToken], tuple[int, ...]]], Drawn] = partial(tuple.__new__, Drawn)

@@ -41,7 +41,7 @@ class TokenReader(Protocol):
     def reading(
         self, drawn: Sequence[SampledToken], proposed: Sequence[int], most_tokens: int, ends: Collection[int]
     ) -> Reading:
-        """Returns the work for the tokens that were drawn behind the last known one, and behind each of `proposed`.
+        """Returns the work for the tokens that were drawn after the last known one, and after each of `proposed`.
 
         At most `most_tokens` become known; those of `ends` end the answer.
         """

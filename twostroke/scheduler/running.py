@@ -70,7 +70,7 @@ class StepNeed(enum.IntEnum):
     """What a running sequence needs of the next step; those before others are cheap, and their output begins."""
 
     STREAM = 0
-    """One token, which goes to a page of its own, and a draw behind it."""
+    """One token, which goes to a page of its own, and a draw after it."""
     TOKEN = 1
     """One token."""
     TAIL = 2

@@ -31,7 +31,7 @@ class Demand(NamedTuple):
     weight: int = 1
     """Tokens of the budget that each of its tokens takes."""
     logits: int = 0
-    """Logits that each of its tokens needs, besides those behind the last known one."""
+    """Logits that each of its tokens needs, besides those after the last known one."""
     ends_on_blocks: bool = True
     """A chunk that ends early is cut back to a block boundary, where the worker aligns chunks."""
     is_stream: bool = False
@@ -77,7 +77,7 @@ class Constraint:
         """Takes note that blocks of others advanced the sequence. It had computed `before` tokens."""
 
     def most_ahead(self, sequence: Sequence, most: int) -> int:
-        """Returns how many of `most` proposed tokens may run behind the known ones."""
+        """Returns how many of `most` proposed tokens may run after the known ones."""
         return most
 
     def permitted(self, tokens: tuple[int, ...]) -> int:

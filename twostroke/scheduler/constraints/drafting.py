@@ -20,11 +20,11 @@ from twostroke.speculation.draft import NOTHING, Draft
 from twostroke.speculation.speculation import DraftPrice, Speculation
 
 MOST_HARM = 1.5
-"""A step may take so many times its length without drafts where other streams have none and wait."""
+"""Factor by which drafts may make a step longer if streams without drafts wait for it."""
 
 
 class Drafting:
-    """Puts drafted tokens behind the last known ones of streams."""
+    """Puts drafted tokens after the last known ones of streams."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self._limits = limits
@@ -66,7 +66,7 @@ class Drafting:
         return Draft(draft.tokens[:length], draft.chances[:length])
 
     def _fitting(self, sequence: Sequence, wanted: int, grow: Callable[[Sequence], bool]) -> int:
-        """Returns how many of `wanted` tokens fit behind the known ones, in pages that it has or can have now."""
+        """Returns how many of `wanted` tokens fit after the known ones. Claims pages for them if it can."""
         block_size, known = self._limits.block_size, len(sequence.known)
         while len(sequence.pages) * block_size < known + wanted and grow(sequence):
             pass
@@ -79,7 +79,7 @@ def speculation_of(sequence: Sequence) -> Speculation | None:
 
 
 def most_drafted(sequence: Sequence, limits: SchedulerLimits) -> int:
-    """Returns how many drafted tokens may run behind the known ones of a stream."""
+    """Returns how many drafted tokens may run after the known ones of a stream."""
     params, known = sequence.sampling, len(sequence.known)
     assert params is not None, "a stream samples"
     most = min(params.max_tokens - sequence.answer_tokens, limits.max_model_len - known) - 1

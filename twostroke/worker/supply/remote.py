@@ -112,7 +112,7 @@ class Supplies:
         return Supply(sequence, host.pool, here, elsewhere, listener, host.scheduler.pull_to)
 
     def _elsewhere(self, sequence: KnownSequence, ordered: Ordered) -> list[Supplier]:
-        """Returns the page source, and behind it the peer, unless that is this worker or the source itself."""
+        """Returns the page source, and after it the peer, unless that is this worker or the source itself."""
         source, peer = ordered.source, ordered.peer
         suppliers: list[Supplier] = []
         if source is not None:

@@ -109,7 +109,7 @@ class Supplier(Protocol):
         """Returns what it is expected to send; None where that is not known."""
 
     def begin(self, parts: Sequence[Part], behind: Behind) -> list[Part]:
-        """Begins to bring parts that have no writer, as far as it brings them sooner than those behind it.
+        """Begins to bring parts that have no writer, as far as it brings them sooner than the suppliers after it.
 
         Returns the others. It is the writer of what it brings.
         """
@@ -214,7 +214,7 @@ class Supply:
 
 @dataclass(frozen=True, slots=True)
 class _Behind:
-    """What is behind the supplier of one place (see `Behind`)."""
+    """The suppliers after the one of this place (see `Behind`)."""
 
     supply: Supply
     place: int
