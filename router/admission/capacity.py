@@ -33,9 +33,9 @@ USUAL_OPEN_S = 0.005
 MOST_SLOTS = 0.75
 """Share of a decode worker's slots for one tenant's requests where others are active as well."""
 MOST_ENDING = 0.25
-"""Share of a worker's slots that may be expected to be given back while a request is on its way, where several tenants
-are active: requests that hold slots may want longer outputs than those that have ended, and other tenants would wait
-behind them. A single tenant waits behind no other tenant, and the predicted times include what waits at the worker."""
+"""Most of a worker's slots, as a share, that may be expected back while a request is on its way, if several tenants are
+active. The requests that hold slots may want longer outputs than those that have ended, and other tenants would wait
+for them. A single tenant waits for no other tenant, and the predicted times include what waits at the worker."""
 MOST_LONE_ENDING = 0.25
 """Share of a worker's own queue for such requests where one tenant is active. It is not the whole queue: a request that
 the worker refuses has no place in any queue, and other routers send requests there, too."""

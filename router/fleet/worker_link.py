@@ -1,8 +1,9 @@
 """The router's connection to one epoch of one decode worker, over which requests are opened and all tokens come.
 
-Where only the shared token stream breaks, the link asks the same epoch to continue every open request from its next
-position. Where that epoch is dead (see `liveness`), or has had no token stream for as long as silence is tolerated, the
-link is lost: every open request fails as PeerLost, and its owner opens it at another worker.
+If only the shared token stream breaks, the link asks the same epoch to continue every open request from its next
+position. The link is lost if that epoch is dead (see `liveness`), if another epoch answers at its address, or if it had
+no token stream for as long as silence is tolerated. Then every open request fails as PeerLost, and its owner opens it
+at another worker.
 """
 
 from __future__ import annotations

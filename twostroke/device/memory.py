@@ -1,7 +1,7 @@
 """Page memory on a device: one tensor of bytes, and the generations beside it in host memory.
 
-A page may be given to a new writer only when no kernel that was launched before still reads it: copies to and from
-the device run on streams of their own, which wait for nothing that computes.
+A page may be given to a new writer only when no kernel that was launched before still reads it. The reason is that
+copies to and from the device run on streams of their own, which do not wait for kernels.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The block pool: all pages of one worker, in the groups of its model's layers.
 
-The pool is the group of full attention, which every model has, and coordinates the others with it: a claim and its
-hits, a pin, and what goes with a page that is removed concern all groups. Page ids are of one space: `group_of` returns
-the group of a page.
+The pool is the group of full attention, which every model has, and coordinates the other groups. A claim and its hits,
+a pin, and what is removed together with a page concern all groups. All groups share one space of page ids: `group_of`
+returns the group of a page.
 """
 
 from __future__ import annotations

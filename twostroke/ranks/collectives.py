@@ -1,7 +1,7 @@
 """Sums over the ranks of a worker: in shared memory on CPUs, by NCCL between GPUs, through torch's process groups.
 
-On devices ranks meet in a file without a name, a memfd that the first rank makes and the others inherit: no port is
-opened for that, nothing is left behind, and no other process can join. NCCL's own sockets stay on the loopback device.
+On devices ranks meet in a file without a name, a memfd that the first rank makes and the others inherit. So no port is
+opened for that, no file stays, and no other process can join. NCCL's own sockets stay on the loopback device.
 
 A rank waits for the others' parts within a kernel, where `RankGroup.abort` does not reach. `end_waits` does what NCCL
 offers; a process that still waits then ends by exit, like any process with a device that hangs.

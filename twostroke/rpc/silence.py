@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 
 TICK_S = 0.1
-"""Silence is counted in steps of this length, however late each of them ends: a listener that was frozen, or kept from
-its event loop, has heard nothing of what was said meanwhile and must not blame the speaker."""
+"""Seconds of one step in which silence is counted, however late the step ends. A listener that was frozen, or kept from
+its event loop, heard nothing of what was sent meanwhile, and must not blame the sender."""
 
 
 @contextlib.asynccontextmanager

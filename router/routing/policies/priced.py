@@ -1,9 +1,9 @@
 """Prices every candidate (decode worker, page source, peer) in predicted seconds, and takes the cheapest.
 
-A second of prefill is priced at 1 / (1 - rho) of the workers it is spent on: near saturation it delays all later
-requests by that much (the busy period of an M/G/1 queue). A prefix that a peer holds may be fetched instead of
-computed, while the queue drains. Computing on the decode worker is one more candidate, without transfer but with harm
-to the streams that run there.
+A second of prefill is priced at 1 / (1 - rho), where rho is the utilisation of the workers it is spent on. Near
+saturation it delays all later requests by that much (the busy period of an M/G/1 queue). A prefix that a peer holds may
+be fetched instead of computed, while the queue drains. Computing on the decode worker is one more candidate, without
+transfer but with harm to the streams that run there.
 """
 
 from __future__ import annotations

@@ -85,9 +85,12 @@ WORKLOADS = {
         pause_s=LogNormal(6.0, 0.9, 300),
     ),
 }
-"""conversation: lengths, pauses and reuse as in Mooncake's recorded conversations (mean input 12k, output 340 tokens, a
-third of the input said before; FAST'25). prefix-groups: 150 groups of 6000 + 1200 tokens, as llm-d's "b2b-saas"
-benchmark. code-agent: few long system prompts and many quick turns, as inference-perf's code generation."""
+"""Generated workloads, by name.
+
+conversation: lengths, pauses and reuse as in Mooncake's recorded conversations (mean input 12k, output 340 tokens, a
+third of the input said before; FAST'25).
+prefix-groups: 150 groups of 6000 + 1200 tokens, as llm-d's "b2b-saas" benchmark.
+code-agent: few long system prompts and many quick turns, as inference-perf's code generation."""
 
 
 MOST_WARM_SESSIONS = 200_000

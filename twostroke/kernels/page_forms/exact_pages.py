@@ -1,8 +1,8 @@
 """Exact keys and values of blocks that are not full yet, for forms with scales that span a block.
 
 Such a form stores a block when its last token is there. Until then its tokens lie here, in the dtype of the model. A
-row attends to its own block exact, and to the blocks before it as the pool stores them: so neither the borders of
-chunks nor a page that came from elsewhere changes a bit of what it computes.
+row attends to its own block exactly, and to the blocks before it as the pool stores them. So neither the borders of
+chunks nor a page that came from another worker changes a bit of what it computes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Products of codes: each program takes some outputs and a tile of rows; the twin is `TorchCodeProducts`.
 
-Weights are the left operand, so that they go from codes through registers to the tensor cores: codes lie in memory as
+Weights are the left operand, so that they go from codes through registers to the tensor cores. Codes lie in memory as
 the threads of a product hold them, so no thread needs the codes of another. A program walks all inputs in order,
 whatever its tiles are: a row's bits do not depend on its place in a tile, on the rows beside it, or on the number of
 rows. Each weight has the bits that expanding it to the rows' dtype would give. Many rows are multiplied by a library

@@ -5,11 +5,11 @@ waiting sequence go to pages that are free without an eviction. The disk's threa
 for them. What a waiting sequence has in host memory is held, so that evictions for others do not take it. All of that
 ends when the sequence is admitted or goes.
 
-The rule between waiting sequences is the order of the queue: the first one that has blocks to read is read for, and
-holds are given as sequences come among those that admission looks at, while there is room. A sequence costs a look at
-each of its own blocks, once; a step costs a look at the few sequences that admission looks at, and at no block of
-theirs. Loads go first: prefetch begins a read of a few pages only while the disk has nothing else to read, its own
-earlier read included, so loads never wait for more than those pages, however many sequences wait.
+Waiting sequences are served in the order of the queue: blocks are read for the first one that has some to read.
+Sequences get their holds when they come among those that admission looks at, while there is room. A sequence costs a
+look at each of its own blocks, once. A step costs a look at the few sequences that admission looks at, and at no block
+of theirs. Loads go first: prefetch begins a read of a few pages only while the disk has nothing else to read, its own
+earlier read included. So loads never wait for more than those pages, however many sequences wait.
 """
 
 from __future__ import annotations
