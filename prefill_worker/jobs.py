@@ -107,9 +107,9 @@ class BuildJob(SupplyListener):
 
 
 class _FurtherParts(Constraint):
-    """Looks at the wanted parts of further page groups whenever their sequence has come on.
+    """Looks at the wanted parts of further page groups whenever a step has advanced their sequence.
 
-    Which of them the sequence holds changes then; no page tells of it.
+    Then the sequence may hold other ones, which no change of a page reports.
     """
 
     def __init__(self, parts: ReadyParts, further: Sequence[Part]) -> None:

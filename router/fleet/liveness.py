@@ -38,7 +38,7 @@ class Signal(enum.StrEnum):
     """What a worker is heard by; each comes over a connection of its own."""
 
     EVENTS = "events"
-    """Batches of its event log, even empty ones. Placements go by these."""
+    """Batches of its event log, even empty ones. Only workers that send these get new work."""
     TOKENS = "tokens"
     """Batches of tokens, even empty ones."""
 

@@ -320,7 +320,7 @@ class TimedProtocol(asyncio.Protocol):
         self._unparsed = _NOTHING
         answering = self._answering
         if answering is not None and answering is not self._reading:
-            answering.keep_alive = False  # what is wrong came behind it
+            answering.keep_alive = False  # what is wrong came after it
             return
         if answering is not None:
             answering.leave()

@@ -159,7 +159,7 @@ class TlsHandshake(asyncio.Protocol):
     def __init__(self, **made_of: Any) -> None:
         self._made_of = made_of
         self._early: list[bytes] = []
-        """Bytes that came right behind the handshake."""
+        """Bytes that came right after the handshake."""
         self._inner: TimedProtocol | None = None
         self._is_lost = False
         self.arriving.add(self)

@@ -47,7 +47,7 @@ class TenantTexts:
     def learn(self, outcome: PreparationOutcome) -> None:
         """Keeps what a process has learned. Raises BrokenMessage for what is not a list of segments.
 
-        A segment is found only behind those before it. So the last ones are kept first: they will go first, too.
+        A segment is found only after those before it were found. So the last ones are put in first, and evicted first.
         """
         learned, outcome.learned = outcome.learned, None
         if learned is not None:

@@ -250,7 +250,7 @@ class PrefixIndex:
         return EventBatch(held.sequence, (), (), held.block_count, digest, snapshot=True).with_changes(changes)
 
     def snapshot_parts(self, worker: WorkerId) -> Generator[EventBatch]:
-        """Yields that snapshot in parts, which are made as they are asked for; none while it is not known to be right.
+        """Yields a snapshot of a worker's blocks in parts, made one by one. Yields none while it may be wrong.
 
         It is the set at the moment when the first part was asked for. Later changes of the worker's blocks do not
         change it, and neither does forgetting the worker.

@@ -92,9 +92,9 @@ NOTHING_KNOWN: Final = KnownText(b"", None)
 
 
 def owner_root(key: bytes, owner: bytes, salt: bytes) -> bytes:
-    """Returns the root of the keys of one owner's text. Nobody else can know it who does not know `key`.
+    """Returns the root of the keys of one owner's text. Only who knows `key` can know it.
 
-    `owner` is named within what `key` stands for, and goes in with its length, so that no salt makes it another one.
+    `owner` is unique among the users of `key`. It is hashed with its length, so that no salt makes it another one.
     """
     return _keyed(key, len(owner).to_bytes(4, "little") + owner + salt)
 

@@ -30,7 +30,8 @@ class Loop(Protocol):
     def lends(self) -> bool:
         """Whether other workers use this worker's cores for prompts that wait there."""
 
-    def wake(self) -> None: ...
+    def wake(self) -> None:
+        """Lets the work loop look for work at once."""
 
 
 class Pulls(PullStarter, Protocol):
@@ -44,7 +45,8 @@ class Pulls(PullStarter, Protocol):
 
 
 class StepNotice(Protocol):
-    def notify(self) -> None: ...
+    def notify(self) -> None:
+        """Wakes all that wait for a change of this worker's sequences or pages."""
 
 
 class EventPublisher(Protocol):

@@ -41,7 +41,7 @@ class ListedModel:
 def model_page(models: Sequence[ListedModel], query: Mapping[str, str]) -> Json:
     """Returns the page that `limit` and `after_id` or `before_id` ask for. Raises InvalidRequest, naming a wrong one.
 
-    What is after a model that is not there is nothing, and so is what is before it.
+    The page after or before a model that is not served is empty.
     """
     limit, names = _limit(query.get("limit", "")), [model.name for model in models]
     if "after_id" in query and "before_id" in query:

@@ -36,7 +36,7 @@ def named_tenant(raw: bytes) -> str | None:
 
 
 def _number(raw: bytes, at: int) -> tuple[int, int]:
-    """Returns a number of seven bits in each byte, and where it ends. Raises IndexError where it is none."""
+    """Returns the varint at `at`, and where it ends. Raises IndexError for bytes that are no varint."""
     value = 0
     for index in range(10):
         byte = raw[at + index]

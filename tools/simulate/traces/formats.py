@@ -197,7 +197,7 @@ def _instant(text: str, where: str) -> float:
 
 
 def _integer(text: str) -> object:
-    """Returns the number, or the text where it is none."""
+    """Returns the number that the text says, or the text itself if it says no number."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(MAX_TOKENS)) else text
 
 

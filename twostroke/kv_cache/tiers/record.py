@@ -82,7 +82,7 @@ class RecordFormat:
         return packed + xxhash.xxh3_64_digest(packed)
 
     def parse(self, data: bytes | memoryview) -> RecordHeader | None:
-        """Returns the header at the start of `data`, or None if it is none of this format, or damaged."""
+        """Returns the header at the start of `data`. None if that is not a header of this format, or a damaged one."""
         packed = bytes(data[: _HEADER.size])
         if len(packed) < _HEADER.size or xxhash.xxh3_64_digest(packed) != bytes(data[_HEADER.size : HEADER_BYTES]):
             return None

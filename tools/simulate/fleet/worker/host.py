@@ -227,7 +227,7 @@ class SimulatedHost:
         return ()
 
     def notify(self) -> None:
-        """Blocks may have become readable: the workers that pull them learn of it, and so do routers."""
+        """Tells pulling workers and routers that blocks may have become readable."""
         self.pulls.announce()
         if self.log.has_changes:
             self.feed.publish()
