@@ -18,7 +18,7 @@ from twostroke.base.ids import BlockHash, RequestId
 from twostroke.tracing.span import TraceContext
 
 MAX_LOGPROBS = 20
-"""The limit of OpenAI's API."""
+"""Most logprobs beside one token's own, as in OpenAI's API."""
 RANGES: Mapping[str, tuple[float, float]] = {
     "temperature": (0, 100),
     "min_p": (0, 1),

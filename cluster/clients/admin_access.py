@@ -27,7 +27,7 @@ from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 TOKEN_FILE = "token"
 """File in the launcher's folder that its user alone may read."""
 RAY_TOKEN_FILE = "ray.token"
-"""File beside it with the token of a local Ray."""
+"""File in the same folder with the token of a local Ray."""
 
 ANSWER_S = 5.0
 """Seconds for a router to say what it is."""

@@ -25,7 +25,7 @@ _KEYS = {"CPU": "num_cpus", "GPU": "num_gpus"}
 HEAD_RESOURCE = "node:__internal_head__"
 """Resource of which Ray gives the head node one."""
 HEAD_RESOURCE_SHARE = 0.001
-"""Share of that resource. It says where an actor goes, not how many fit."""
+"""Share of `HEAD_RESOURCE` that an actor asks for. It says where the actor goes, not how many fit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class FalseRejections:
 
 
 PERIOD_S = 60.0
-"""Long enough for every tenant that is active to have asked for something."""
+"""Seconds of a period: long enough for every active tenant to have asked for something."""
 BUCKETS = 12
 """Buckets of a period: what is older falls out in steps of five seconds."""
 

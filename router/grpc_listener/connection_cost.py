@@ -18,11 +18,11 @@ FIRST_CREDIT = 2048
 MOST_CREDIT = 160_000
 """Credit that a connection may save: for giving up all of its 4,096 streams at once."""
 CREDIT_PER_S = 400
-"""Given for time. A flood goes on at this rate: it is read as slowly as time pays for it."""
+"""Credit that each second gives. A flood goes on at this rate: it is read as slowly as time pays for it."""
 RESET_COST = 32
 """What a call costs that the client resets soon, before anything was answered: the router has begun to serve it."""
 LATE_RESET_COST = 4
-"""What it costs later, at a deadline of the client."""
+"""What a call costs that the client resets after `LATE_S`, at a deadline of its own perhaps."""
 LATE_S = 0.5
 """The age of a call whose reset is late: a flood of these has that many calls open."""
 REFUSAL_COST = 1
@@ -30,20 +30,20 @@ REFUSAL_COST = 1
 CALL_CREDIT = 512
 """What a call gives at most that ends with an answer: it pays for sixteen that are reset."""
 CREDIT_PER_BYTE = 8
-"""What each byte of an answer gives at its end."""
+"""Credit that each byte of an answer gives when its call ends."""
 LEAST_ANSWER_BYTES = 32
 """Answers with fewer bytes give nothing at their end: anybody may ask for the server's health."""
 FREE_DATA_BYTES = 1024
 """A frame of DATA with as many bytes costs nothing, and one without any costs 1."""
 BYTES_PER_CREDIT = 8
-"""Bytes of an answer that give one unit: a window of one byte lets a byte through, which pays for nothing."""
+"""Bytes of an answer that give one unit of credit. A window of one byte lets a byte through, which pays for nothing."""
 MOST_DATA_CREDIT = 4
 """What one frame of an answer gives at most: clients open their windows for it, and measure with a ping."""
 FRAMES, HEADERS_WITHOUT_END = "frames", "headers"
 UNREACHED = "unreached"
-"""What the router is told where its own socket cannot be reached."""
+"""What the listener tells the router when it cannot reach the router's own socket."""
 REASONS = (FRAMES, HEADERS_WITHOUT_END)
-"""For which a connection is cut."""
+"""Reasons for which a connection is cut."""
 
 
 class ConnectionCost:

@@ -16,7 +16,7 @@ MOST_HEADER_BYTES = 64 << 10
 """Bytes of the header fields of one call, as they travel; as many as over HTTP. gRPC itself refuses calls with 16 KiB,
 and keeps all that comes until then."""
 MOST_HEADER_FRAMES = 64
-"""Clients fill frames of 16 KiB."""
+"""Most frames of the header fields of one call. Clients fill frames of 16 KiB."""
 ENHANCE_YOUR_CALM = 11
 """HTTP/2's error for a client that makes too much work."""
 

@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 
 FOLDER, SUFFIX = "grpc", ".router"
 LEAST_AGE_S = 60.0
-"""Sockets of other routers that are younger may be about to listen."""
+"""Age in seconds below which a router's socket is kept: its process may be about to listen."""
 END_S = STOP_S + 1.0
-"""Time for the process to end after its router has."""
+"""Seconds for the process to end after its router has."""
 LOG_EVERY_S = 1.0
-"""Between two lines about connections that were cut."""
+"""Seconds between two log lines about connections that were cut."""
 AGAIN_S = 0.5
-"""Between two starts, where the process ends by itself."""
+"""Seconds between two starts of a process that ends by itself."""
 
 
 class ListenerProcess:

@@ -20,11 +20,11 @@ from router.shared_memory import MOST_PROCESSES, PROCESS_BYTES, RouterMemory
 log = logging.getLogger(__name__)
 
 TURN_S = 0.002
-"""Time that a connection is left to routers that have fewer."""
+"""Seconds for which a new connection is left to routers that have fewer."""
 IDLE_TURN_S = 0.25
-"""Time that a router which serves nothing leaves it to others."""
+"""Seconds for which a router that serves nothing leaves a new connection to others."""
 IDLE_COUNT = 1 << 30
-"""What such a router adds to its connections."""
+"""Number that a router that serves nothing adds to its connections, so that others have fewer."""
 MOST_AT_ONCE = 128
 """Connections that are accepted before the event loop does something else."""
 TOLERANCE = 8
@@ -132,6 +132,7 @@ class FairAcceptor:
         self._shared.bytes[self._place(self._shared.number)] = _COUNT.pack(count + 1)
 
     def _is_anothers_turn(self, count: int) -> bool:
+        """Returns whether a router with fewer connections is there. Clears the counts of routers that have ended."""
         least = count - count // TOLERANCE
         told = array("I", self._shared.bytes[: MOST_PROCESSES * PROCESS_BYTES])[::_STRIDE]
         for number in self._shared.others:

@@ -11,11 +11,11 @@ from router.http_server.loop_share import LoopShare
 LINGER_BYTES = 64 << 20
 """Bytes of a refused body that are thrown away: a client that is still writing would not see the answer."""
 LINGER_S = 10.0
-"""Time for that."""
+"""Seconds for which the rest of a refused body is thrown away."""
 LINGER_SILENCE_S = 2.0
-"""Time after which a client that writes nothing more, and was sent all of its answer, is taken to have seen it."""
+"""Seconds after which a client that writes nothing more, and was sent all of its answer, is taken to have seen it."""
 SLOW_S = 60.0
-"""Further time for a client that is slow to take its answer."""
+"""Further seconds for a client that is slow to take its answer."""
 
 
 class ConnectionTimer:

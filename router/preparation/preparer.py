@@ -45,7 +45,7 @@ LARGE_NICE = 10
 _READER = WorkProgram(
     "router.preparation.process", "read the request", WORK_S, None, None, frozenset({-signal.SIGABRT})
 )
-"""Libraries end with SIGABRT where they get no memory."""
+"""Reads large bodies. Libraries end a process with SIGABRT if they get no memory."""
 _SMALL_READER = dataclasses.replace(_READER, cpu_s=SMALL_S)
 _COMPILER = WorkProgram(
     "router.preparation.grammar_process",
@@ -55,7 +55,7 @@ _COMPILER = WorkProgram(
     WORK_S,
     frozenset({-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS}),
 )
-"""The others are how a process ends whose stack is full."""
+"""Compiles grammars. A process whose stack is full ends with SIGSEGV or SIGBUS."""
 
 
 class ProcessPreparer:

@@ -27,15 +27,15 @@ from twostroke.request import (
 )
 
 MAX_CHOICES = 128
-"""Choices for one prompt; more is a mistake in the client, or an attack."""
+"""Most choices for one prompt; more is a mistake in the client, or an attack."""
 MAX_PROMPTS = 1024
-"""Prompts in one request."""
+"""Most prompts in one request."""
 MAX_ANSWERS = 1024
-"""Choices of all prompts of one request together."""
+"""Most choices of all prompts of one request together."""
 MAX_STOP_STRINGS = 16
-"""OpenAI allows 4, and editors send 14."""
+"""Most stop strings of a request. OpenAI allows 4, and editors send 14."""
 MAX_STOP_CHARS = 1024
-"""Characters of one stop string: this much text may have to be held back."""
+"""Most characters of one stop string: this much text may have to be held back."""
 COMPLETION_MAX_TOKENS = 16
 """Length of a completion that names none, as in OpenAI's API; a chat may take what fits."""
 MOST_TOKEN_ID = (1 << 22) - 1
@@ -45,9 +45,9 @@ LEAST_SEED, MOST_SEED = -(2**63), 2**63 - 1
 MAX_ID_DIGITS = 20
 """Most digits of a token id that comes as text. Python refuses to read numbers of some thousands of digits."""
 MAX_SALT_CHARS = 1024
-"""Characters of a client's own salt, which is hashed with every block."""
+"""Most characters of a client's own salt, which is hashed with every block."""
 MAX_REQUEST_ID_CHARS = 256
-"""Characters of a request's id, and of a tenant's name."""
+"""Most characters of a request's id, and of a tenant's name."""
 
 
 def _logit_bias(entries: Any) -> tuple[tuple[int, float], ...]:

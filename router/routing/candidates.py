@@ -19,7 +19,7 @@ from twostroke.base.ids import WorkerId
 from twostroke.rpc.v1.control_pb2 import Load
 
 WHOLE = 24
-"""Up to this many workers of a role, all of them are candidates."""
+"""Number of workers of a role up to which all of them are candidates."""
 HOLDERS = 4
 """Holders of the prefix that are candidates, by the time until the prompt would be computed there."""
 DEEPEST = 2
@@ -27,9 +27,9 @@ DEEPEST = 2
 COMPARED_HOLDERS = 32
 """Holders that are compared, those with the most blocks first. All workers may hold a system prompt."""
 LEAST_LOADED = 4
-"""Candidates for each kind of load."""
+"""Number of candidates that are the least loaded ones, for each kind of load."""
 DRAWN = 2
-"""Candidates drawn."""
+"""Number of candidates that are drawn at random."""
 MOST_LOOKS = 48
 """Workers looked at to find the least loaded ones."""
 

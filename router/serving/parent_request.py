@@ -122,7 +122,7 @@ def take_none(choice: int, delta: TokenDelta) -> bool:
 CLOCK_BITS = 52
 """Bits for the clock: microseconds since 1970 fit in until 2112."""
 MOST_RESUMPTIONS = (1 << 12) - 1
-"""What is left of 64 bits."""
+"""Limit on the resumptions of a stream: the bits that the clock leaves of 64."""
 
 
 def first_attempt(resumptions: int) -> int:

@@ -29,9 +29,9 @@ from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
 ANSWER_S = 5.0
 QUIET_S = 3.0
-"""For events of the first chat to reach the index: several heartbeats."""
+"""Seconds for events of the first chat to reach the index: several heartbeats."""
 BLOCKS = 6
-"""Blocks of the chat, at least, where the model takes as many."""
+"""Least blocks of the chat, if the model takes as many."""
 WORDS = tuple("the quick brown fox jumps over the lazy dog and runs on through the long grass".split())  # noqa: SIM905
 
 

@@ -16,11 +16,11 @@ from twostroke.base.errors import ConfigError
 
 MOST_CORRECTIONS = 4
 NEAR = 0.01
-"""Relative: a utilisation this near to the one asked for will do."""
+"""Relative difference from the wanted utilisation that will do."""
 SATURATED = 0.97
-"""Above, what workers measure says nothing of what is offered: queues only grow."""
+"""Utilisation above which workers do not measure what is offered: their queues only grow."""
 REACH = 32.0
-"""Paces are searched from the trace's own over this to the same times this."""
+"""Factor by which the paces that are searched may be slower or faster than the trace's own."""
 
 
 def offered_in_turns(trace: Trace, shape: FleetShape) -> float:

@@ -17,10 +17,10 @@ from pathlib import Path
 OWN_MAPPING_BYTES = 512 << 10
 """Buffers from this size on have a mapping of their own. A mapping costs some microseconds; smaller ones are many."""
 KEPT_BYTES = 4 << 20
-"""The end of the heap that may stay free."""
+"""Bytes at the end of the heap that may stay free."""
 
 LOOK_S = 5.0
-"""Between two looks at how much memory the process has."""
+"""Seconds between two looks at how much memory the process has."""
 MOST_WAIT_S = 8 * LOOK_S
 """While it stays as large, the process looks again after twice the time. After this it is taken to need the memory."""
 GROWN_BYTES = 32 << 20

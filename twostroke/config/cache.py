@@ -9,14 +9,14 @@ from twostroke.config.settings import Settings, setting
 from twostroke.page_forms.table import PAGE_FORMS
 
 MIN_PAGES = 2
-"""Pages of any worker: a sequence that crosses a block's end holds two."""
+"""Least pages of any worker: a sequence that crosses a block's end holds two."""
 HOST_CACHE_BYTES = 1 << 30
 """Page memory of a worker that computes on the CPU, where --kv-cache-memory is not given."""
 DEVICE_SHARE = 0.9
 """Share of a CUDA device's memory for weights, pages and working memory of all its workers."""
 
 MOST_BYTES = 1 << 63
-"""Sizes are less: they fit into the numbers of messages and files."""
+"""Limit that sizes in bytes do not reach, so that they fit into the numbers of messages and files."""
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 

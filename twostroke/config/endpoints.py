@@ -9,7 +9,7 @@ from twostroke.base.errors import ConfigError
 from twostroke.config.settings import Settings, port, setting
 
 MAX_AGE_S = 1_000_000
-"""gRPC counts milliseconds in 31 bits."""
+"""Most seconds that a connection may last: gRPC counts milliseconds in 31 bits."""
 ORIGINS, HOSTS = "--cors-origin", "--allowed-host"
 
 

@@ -7,7 +7,7 @@ from twostroke.config.model import NOT_EMPTY, PACED_PREFIX, ModelConfig
 from twostroke.config.settings import Settings, setting
 
 CPU_STEP_TOKENS = 128
-"""Matrix products of a CPU are at their full rate from 32 rows on."""
+"""Tokens of a step on a CPU: its matrix products are at their full rate from 32 rows on."""
 GPU_STEP_TOKENS = 4096
 
 

@@ -15,7 +15,7 @@ from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageAccess
 
 BUFFERS = 2
-"""One is worked on, one is being copied."""
+"""Number of buffers: one is worked on while the other one is copied."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

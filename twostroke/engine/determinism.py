@@ -38,7 +38,8 @@ DEVICE: Final = Determinism(False, "CUDA products pick their order of summation 
 
 
 TRIED_TOKENS: Final = 53
-"""Some blocks and a tail; the whole prompt at once is a large and a small tile, its chunks below are others."""
+"""Tokens of the prompt: some blocks and a tail. As a whole they are a large and a small tile; in chunks they are
+others."""
 CUTS: Final = (1, 8, 41)
 """Sizes of the chunks that the prompt is cut into the second time: one row, few and many."""
 COMPANY: Final = (1, 0, 17, 3)

@@ -32,7 +32,7 @@ from twostroke.ranks.group import RankGroup
 log = logging.getLogger(__name__)
 
 BEAT_S: Final = 0.1
-"""A rank shows this often that it is not frozen."""
+"""Seconds between two signs of a rank that it is not frozen."""
 
 READY: Final = b""
 """The message of a rank that has loaded; any other one says what went wrong."""

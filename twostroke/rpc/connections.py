@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 LOOK_S = 0.2
-"""Between two looks at the descriptors' numbers."""
+"""Seconds between two looks at the descriptors' numbers."""
 LOOK_ANYWAY_S = 2.0
-"""Between two looks at the connections where the numbers are the same: one may stand for another connection by now."""
+"""Seconds between two looks at the connections if the numbers stay the same: one may be another connection by now."""
 SPARE = 1024
 """Connections beyond the limit that may come between two looks; gRPC closes what comes beyond those."""
 

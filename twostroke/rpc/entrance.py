@@ -26,12 +26,12 @@ from twostroke.rpc.connections import Connections
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Admit = Callable[[Context], AbstractContextManager[object]]
-"""For the time of one call. Raises ServeError where it must not be."""
+"""Admits one call for the time of the block. Raises ServeError if it must not be served."""
 Check = Callable[[Context], None]
 """Raises ServeError where a call with a stream of requests must not be."""
 
 MESSAGE_S = 60.0
-"""For the message of a call that was let in; HTTP gives as much to a body."""
+"""Seconds for the message of a call that was let in; HTTP gives as much to a body."""
 
 
 class Entrance(Protocol):

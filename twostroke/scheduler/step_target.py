@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from twostroke.scheduler.cost import StepCost
 
 USUAL_S = 0.04
-"""The target where nothing is known, and the least: a reader does not notice shorter steps."""
+"""The least target in seconds, which also holds while nothing is known: a reader does not notice shorter steps."""
 SLOWER = 5.0
-"""A lone stream may become so many times slower."""
+"""Factor by which a lone stream may become slower."""
 CHAT_TOKENS = 512
 """Tokens that the lone stream attends to."""
 NOTICED_S = 0.1
-"""Longer steps are noticed. Where a stream's own are that long, they may become twice as long."""
+"""Seconds from which on steps are noticed. Beyond them, the target is at most twice the step of a lone stream."""
 PLANNED_FRACTION = 0.85
 """Fraction of the promised time between two tokens that steps are planned to take: some take longer than predicted."""
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 LOOK_S = 0.5
 """Least time between two looks at all connections, where few of them may go."""
 FEW = 16
-"""Few are fewer than one in so many."""
+"""Divisor of all connections: few may go if fewer than this part of them may."""
 
 Connection = TypeVar("Connection")
 

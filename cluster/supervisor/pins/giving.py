@@ -25,7 +25,7 @@ CALL_S = 3.0
 GIVE_AGAIN_S = 2.0
 """Seconds after which a worker that did not take its pins is tried again; each further pause is half as long again."""
 LONGEST_PAUSE_S = 60.0
-"""Seconds to which those pauses grow, for as long as the epoch serves."""
+"""Longest pause in seconds between two tries, which go on for as long as the epoch serves."""
 
 _REFUSALS = (PinRefused, InvalidRequest, FingerprintMismatch)
 """What a worker raises that will not take the pin; any other error means that it is away."""

@@ -38,7 +38,7 @@ INPUTS = (
     Tensor("exclude_input_in_output", "BOOL"),
     *(Tensor(name, "BOOL") for name in ASKED_OUTPUTS),
 )
-"""The first is needed."""
+"""Inputs of every model. Only the first one is required."""
 OUTPUTS = (
     Tensor(TEXT_OUTPUT, "BYTES", -1),
     Tensor(FINISH_REASON, "BYTES", -1),

@@ -57,7 +57,7 @@ PROMPT_TERMS = ("prompt_token_s", "prompt_step_s", "prompt_pair_s")
 STREAM_TERMS = ("step_s", "stream_s", "context_token_s")
 LIVE = ScheduleConfig()
 PAST_S = 60.0
-"""Workers that were last written of that long before the log's end are gone."""
+"""Seconds before the log's end: a worker whose last record is older is gone."""
 IDLE_QUEUE_S = 0.001
 """A page source with less before it begins at once: what its pull takes besides computing is calls."""
 

@@ -26,15 +26,15 @@ from twostroke.kv_cache.block import HASH_BYTES, hash_block
 from twostroke.kv_cache.groups.page_state import PageState
 
 WARM_UP_S = 0.1
-"""Routers have met their workers before the first request comes."""
+"""Seconds before the first request, in which routers meet their workers."""
 QUIET_S = 2.0
-"""After the last answer: indexes must be the workers' sets by then."""
+"""Seconds after the last answer, by which indexes must be the workers' sets."""
 END_S = 0.01
-"""Seconds in which tasks that are cancelled end."""
+"""Seconds for tasks that are cancelled to end."""
 MOST_SPAN_S = 1e7
 """Longest span of a trace: more is a mistake in one of its times, and heartbeats would be simulated for hours."""
 STUCK_S = 3600.0
-"""No request of any trace takes that long after the one before it has ended."""
+"""Seconds without the end of a request after which a run is stuck: no request of any trace takes that long."""
 
 
 def simulate(

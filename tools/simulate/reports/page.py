@@ -28,7 +28,7 @@ from tools.simulate.reports.summary import Summary
 from twostroke.config import Role
 
 LEAST_ERROR = 1e-3
-"""Drawn: an axis of powers has no zero."""
+"""Least error that is drawn: an axis of powers has no zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,11 +20,11 @@ from twostroke.request import SampledToken, SamplingParams
 from twostroke.scheduler.batch import SampleRow
 
 WITH_NOISE = 16
-"""Proposals where nothing is truncated: the greatest after noise."""
+"""Number of tokens that the device proposes if nothing is truncated: the greatest after noise."""
 WITHOUT_NOISE = 512
-"""Proposals where truncation comes first: the likeliest."""
+"""Number of tokens that the device proposes if truncation comes first: the likeliest."""
 NOISE_MARGIN = 1e-4
-"""Relative: a device's noisy values differ from the host's by 1e-6 at most."""
+"""Margin as a share of a value: a device's noisy values differ from the host's by 1e-6 of it at most."""
 MASS_MARGIN = 1e-6
 """The margin as a share of the whole probability: sums of a device's exponentials differ from the host's by a tenth of
 it."""

@@ -37,13 +37,13 @@ SHARED: Final = ("team.cpp", "lease.cpp", "plan.cpp")
 """Sources that are compiled into each part, too: by these its kernels share out their tasks."""
 
 FLAGS: Final = "-O3 -std=c++17 -fPIC -fvisibility=hidden -pthread -fno-math-errno -fno-trapping-math -ffp-contract=off"
-"""Sums keep their written order, and a product is fused with a sum only where the source says `fma`: a row's result
-depends neither on which loop a compiler made of it nor on which compiler that was."""
+"""Flags with which sums keep their written order, and a product is fused with a sum only where the source says `fma`.
+So a row's result depends neither on which loop a compiler made of it nor on which compiler that was."""
 
 COMPILE_TIMEOUT_S: Final = 120.0
 
 ABANDONED_S: Final = 3600.0
-"""A build this old was killed: its two rounds of compiler runs are timed out long before."""
+"""Age in seconds from which on a build was killed: its two rounds of compiler runs are timed out long before."""
 
 MAIN: Final = "kernels"
 """How the names of libraries begin. Those of parts have the part's name after it."""
@@ -52,10 +52,10 @@ LOCK: Final = ".build.lock"
 """The file that a process locks while it builds."""
 
 LOCKED_S: Final = 2 * COMPILE_TIMEOUT_S
-"""How long the lock is waited for: its holder's two rounds of compiler runs are timed out, or it is frozen."""
+"""Seconds for which the lock is waited for. By then its holder's compiler runs are timed out, or it is frozen."""
 
 LOOK_S: Final = 0.1
-"""Between two looks at the lock."""
+"""Seconds between two looks at the lock."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,7 @@ from twostroke.base.errors import ConfigError
 log = logging.getLogger(__name__)
 
 OVERRIDE: Final = "TWOSTROKE_CPU_KERNELS"
-"""Names a variant, or `TORCH`, in place of the one that is fastest here."""
+"""Variable of the environment that names a variant, or `TORCH`, in place of the fastest one on this machine."""
 
 TORCH: Final = "torch"
 

@@ -29,7 +29,7 @@ DRIFT = 0.04
 APART = 0.01
 """Share by which each cost alone may change until the next step."""
 LEAST = 0.05
-"""Share of a step's length; a smaller cost drifts as if it were that large."""
+"""Share of a step's length below which a cost drifts as if it were that large."""
 OUTLIER = 3.0
 """A step counts for at most this many times its prediction. More is due to other programs on the machine."""
 TRUSTED_STEPS = 8

@@ -14,7 +14,7 @@ from twostroke.kv_cache.events import EventBatch
 from twostroke.rpc.v1.control_pb2 import Load
 
 REPLAY_PAUSE_S = 0.02
-"""The live feed waits as long before it asks again."""
+"""Seconds before a feed asks again, as long as the live feed waits."""
 
 
 class SimulatedFeed:

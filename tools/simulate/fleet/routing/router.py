@@ -32,7 +32,7 @@ from twostroke.kv_cache.events import EventBatch
 from twostroke.rpc.v1.control_pb2 import Load
 
 COALESCE_S = 0.002
-"""Reservations go out to other routers this often at most."""
+"""Least seconds between two messages of reservations to other routers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,10 @@ from twostroke.scheduler.batch import Batch, GroupPlaces
 
 SMALL_SIZES: Final = (1, 2, 4)
 SIZE_STEP: Final = 8
-"""Between larger sizes: at most 7 rows are padding, which cost next to nothing where weights must be read anyway."""
+"""Rows between two sizes up to `LARGE`. At most 7 rows are padding, which is cheap as weights must be read anyway."""
 LARGE: Final = 256
 LARGE_STEP: Final = 32
-"""Above LARGE: fewer recordings, and padding is a small share all the same."""
+"""Rows between two sizes above `LARGE`: fewer recordings, and padding is a small share all the same."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,8 +1,8 @@
 """One real model on a CUDA device: decode steps as recorded graphs, steps with prompt chunks as they come.
 
-A step costs one copy to the device (everything about the batch, packed) and one back (the tokens). For rows that are
-drawn, among all tokens or those that a grammar permits, the device proposes tokens and the host decides; rows that ask
-for more (penalties, bias, logprobs) send their logits and go through the sampler that serves the CPU.
+A step costs one copy to the device (everything about the batch, packed) and one back (the tokens). For rows that
+are drawn, among all tokens or those that a grammar permits, the device proposes tokens and the host decides. Rows that
+ask for more (penalties, bias, logprobs) send their logits and go through the sampler that serves the CPU.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from twostroke.scheduler.batch import MOST_EXTRA_LOGITS, Batch, GroupPlaces, Sam
 Picked = TypeVar("Picked")
 
 NOBODY = -1
-"""In tensors of tokens on a device: no token."""
+"""Stands for no token in tensors of tokens on a device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

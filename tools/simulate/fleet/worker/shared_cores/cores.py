@@ -18,7 +18,7 @@ from twostroke.scheduler.lateness import WaitingPrompts
 
 BORROW_AFTER_S = BORROW_AFTER_US / 1e6
 DONE_S = 1e-9
-"""A step with less left is done: sums of times are rounded."""
+"""Seconds left below which a step is done: sums of times are rounded."""
 
 
 @dataclass(slots=True, eq=False)
