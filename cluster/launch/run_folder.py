@@ -15,7 +15,7 @@ from cluster.clients import state_file
 from cluster.launch import cleanup
 
 LONGEST_BASE = 27
-"""Characters. A socket's path may have 107; Ray takes up to 64 below its folder, and 16 are ours."""
+"""Most characters of the path above the folder. A socket's path may have 107: Ray takes up to 64, and 16 are ours."""
 CLEANUP_S = cleanup.PATIENCE_S + 5.0
 
 

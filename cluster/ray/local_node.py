@@ -21,7 +21,7 @@ from ray._private import services
 from cluster.ray import idle_agent
 
 IDLE_AGENT = [sys.executable, "-I", "-S", idle_agent.__file__]
-"""A raylet refuses to start without the commands of its two agents, and ends when one ends."""
+"""Command in place of each of two agents: a raylet refuses to start without them, and ends when one of them ends."""
 NOWHERE = 1
 """Port of the agents. No process calls it. Only root could listen there."""
 _AGENT_PORTS = re.compile(r"^--(metrics-agent-|metrics_export_|runtime_env_agent_)port=\d+")

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 RECONNECT_PAUSE_S = 0.25
 """Pause between two attempts to reach the supervisor."""
 VIEW_SILENCE_S = 6.0
-"""Three times the supervisor's longest silence. After it the supervisor is asked again; its last view stands."""
+"""Seconds of silence after which the supervisor is asked again, three times its longest one. Its last view stands."""
 
 
 class Fleet:

@@ -43,7 +43,7 @@ CLOSE_TIMEOUT_S = 2.0
 REACH_TIMEOUT_S = 1.0
 """Deadline of one attempt to reach the same epoch again."""
 DELIVERY_S = 0.002
-"""Share of one turn of the event loop for a step's tokens: those of a thousand choices come together."""
+"""Seconds of one turn of the event loop for a step's tokens: those of a thousand choices come together."""
 REACH_PAUSE_S = 0.15
 """Pause between attempts. It is longer than the channel's first backoff, so that each attempt really dials."""
 RESTREAM_PAUSE_S = 0.02

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 MOST_UNSEEN = 4
 """Calls ahead of the router: the next one is there when it has looked at one, and a newcomer waits for few."""
 EXPIRES_S = 0.025
-"""After this time a call counts as looked at: gRPC does not show the router what ends before its turn."""
+"""Seconds after which a call counts as looked at: gRPC does not show the router what ends before its turn."""
 
 Call = tuple[Hashable, int]
 """A connection, and a stream of it."""

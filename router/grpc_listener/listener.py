@@ -19,7 +19,7 @@ from twostroke.security.connection_room import ConnectionRoom
 ARRIVAL_S = 20.0
 """Seconds for the handshake of TLS and the preface, and for the header fields of a call."""
 LINGER_S = 2.0
-"""A client that was cut is told so, and finds nobody who reads or closes for this time: a flood costs who sends it."""
+"""Seconds for which nobody reads from or closes a client that was cut and told so: a flood costs who sends it."""
 MOST_LINGERING = 1024
 ACCEPTS = 32
 """Clients that are taken at once, before the others are looked after."""
@@ -32,9 +32,9 @@ STALL_S = 60.0
 STUCK_S = 5.0
 """Seconds after which such a client makes room for newcomers, and is closed if the router has ended its side."""
 PACE_S = 0.2
-"""The credit of this time is given at once to a connection that waits for some."""
+"""Seconds whose credit is given at once to a connection that waits for credit."""
 MOST_PACED_S = 600.0
-"""A connection that has waited for credit for so long, without a second's worth of it, is a flood and is cut."""
+"""Seconds after which a connection that waits for credit, and never has a second's worth, is cut as a flood."""
 STOP_S = 2.0
 """Seconds for clients to take the rest when the router has ended."""
 SEEN, LEAVE = b".", b"l"

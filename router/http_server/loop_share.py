@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable
 
 SLICE_S = 0.0005
-"""Time for parsing in one iteration of the loop, over all connections of a server."""
+"""Seconds for parsing in one iteration of the loop, over all connections of a server."""
 DRAIN_PERIOD_S = 0.005
-"""Between two reads of bytes that are thrown away, over all connections of a server."""
+"""Seconds between two reads of bytes that are thrown away, over all connections of a server."""
 
 Step = Callable[[], bool]
 """Does a little work. It returns False when there is nothing more to do for now."""

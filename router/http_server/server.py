@@ -22,10 +22,11 @@ from router.shared_memory import RouterMemory
 from twostroke.security.tls import Certificates
 
 KEEP_ALIVE_S = 75
-"""Longer than load balancers keep idle connections: the side that opened a connection should be the one to close it."""
+"""Seconds for which an idle connection is kept, longer than load balancers keep theirs: the side that opened a
+connection should be the one to close it."""
 LINGER_S = 20.0
-"""Time for idle connections: clients drop them earlier (httpx after 5 s, aiohttp after 15 s), so none is closed while a
-request is on its way over it."""
+"""Seconds for idle connections when a router stops. Clients drop them earlier (httpx after 5 s, aiohttp after 15 s), so
+none is closed while a request is on its way over it."""
 HANDSHAKE_S = 2.0
 """Time for handshakes when a router stops: a client that sends nothing must not hold it up for longer."""
 LOOK_S = 0.05

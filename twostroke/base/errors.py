@@ -44,7 +44,7 @@ from twostroke.base.client_text import without_middle
 E = TypeVar("E", bound=BaseException)
 
 MOST_MESSAGE = 4000
-"""Characters. A message may say what a client sent, or the last lines of a log."""
+"""Most characters of a message, which may say what a client sent, or the last lines of a log."""
 
 
 class ServeError(Exception):

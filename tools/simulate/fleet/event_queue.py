@@ -21,7 +21,8 @@ MOST_AT_ONCE = 1_000_000
 """Actions at one instant: more are one that calls itself again without time passing."""
 
 TIMER_S = 1e-9
-"""A timer is this late, as a clock's resolution makes live ones: sums of times are rounded, and time has to pass."""
+"""Seconds by which a timer is late, as a clock's resolution makes live ones: sums of times are rounded, and time has to
+pass."""
 
 Action = Callable[[], None]
 Result = TypeVar("Result")

@@ -13,7 +13,7 @@ from twostroke.config import Role
 from twostroke.kv_cache.tier import Tier
 
 GAP_RESOLUTION = 1.02
-"""Between two bounds of the histogram of gaps between tokens: percentiles are right within 2 %."""
+"""Factor between two bounds of the histogram of gaps between tokens: percentiles are right within 2 %."""
 LEAST_GAP_S = 1e-5
 
 

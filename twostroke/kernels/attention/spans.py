@@ -16,7 +16,7 @@ import torch
 from twostroke.kernels.attention.interface import RaggedBatch, RaggedPlaces
 
 FIELDS: Final = 4
-"""Per span: its row of the block tables, its first query row, its number of query rows, its context."""
+"""Numbers of one span: its row of the block tables, its first query row, its query rows, its context."""
 
 Span = tuple[int, int, int, int]
 

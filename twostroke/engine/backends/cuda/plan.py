@@ -44,8 +44,8 @@ from twostroke.models.weights.tensors import WeightSource, take_weights
 from twostroke.page_forms.page_form import PageShape
 
 COLLECTIVE_BYTES: Final = 1 << 30
-"""For what several processes add on a device, uncounted: NCCL's buffers, and the context of the first one, which moves
-pages there."""
+"""Bytes for what several processes add on a device uncounted: NCCL's buffers, and the context of the first one, which
+moves pages there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
