@@ -1,4 +1,5 @@
-"""The forms in which clients ask and are answered: one package each, and a line in `table`.
+"""The APIs that clients speak: each dialect is a package here, and a line in `table`.
 
-A dialect makes an `AnswerRequest` of a body, and bytes of the events of its answer (`reply`). It opens no connection.
+A dialect turns a request's body into an `AnswerRequest`, and the events of the answer into a response (`reply`). It
+opens no connection.
 """

@@ -13,11 +13,11 @@ from twostroke.base.errors import ServeError
 
 Json = dict[str, Any]
 JSON_LENGTH_HEADER = "inference-header-content-length"
-"""Header of Triton's that says how many bytes of a body are JSON, where others follow."""
+"""Triton's header for a body of JSON and raw bytes after it. Its value is the length of the JSON in bytes."""
 LONG_BODY = 1000
-"""Tokens and top logprobs from which on a whole response is long; each takes some microseconds."""
+"""A whole response with more tokens and top logprobs than this is long: each takes some microseconds to write."""
 LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
+"""Logprob that is written instead of minus infinity, which JSON does not have."""
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
@@ -27,17 +27,17 @@ class JsonWithBytes:
     """A response whose JSON is followed by bytes. A header says how long the JSON is."""
 
     json: Json
-    behind: bytes
+    raw_bytes: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorForm:
-    """How the clients of a dialect are told of errors."""
+    """How a dialect writes errors."""
 
     body: Callable[[ServeError], Json]
-    """Returns an error as the body that they expect."""
+    """Returns the body of the response to a request that failed with this error."""
     statuses: Mapping[type[ServeError], int] = field(default_factory=dict)
-    """HTTP statuses of errors where they are not those that `ServeError.http_status` says."""
+    """HTTP statuses by class of error, if they differ from `ServeError.http_status`."""
     has_request_id: bool = False
     """Whether the body has the request's id, too, as `request_id`."""
 
@@ -56,16 +56,16 @@ class Reply(Protocol):
         """Returns the whole response; every event must have been added."""
 
     def messages(self, event: TextEvent) -> str:
-        """Returns the messages of a stream for one event, each a whole server-sent event. Empty: there is none yet."""
+        """Returns the server-sent events of a stream for one event of the output. Empty: nothing is to be sent yet."""
 
     def end(self) -> str:
-        """Returns what follows the last event's messages, and ends a stream."""
+        """Returns the server-sent events that end a stream, after the messages of the last event."""
 
     def failure(self, error: ServeError) -> str:
-        """Returns what ends a stream that has begun and failed."""
+        """Returns the server-sent events that end a stream with an error."""
 
     def beat(self) -> str:
-        """Returns a sign of life for a stream in which nothing else happens."""
+        """Returns a keep-alive message for a stream in which nothing else is sent."""
 
 
 quoted = json.encoder.encode_basestring
@@ -79,18 +79,18 @@ def encoded(value: Json) -> str:
 def sse(data: str, *, event: str = "", token: str = "") -> str:
     """Returns a server-sent event. `token` is what a client sends to resume after it, `event` the event's type.
 
-    Only clients that ask for it get comments and lines other than data: stock clients take each line for a message, or
-    drop messages with other lines.
+    In dialects without event types, only clients that ask for them get comments and lines other than `data`: stock
+    clients take each line for a message, or drop messages with other lines.
     """
     head = (f"id: {token}\n" if token else "") + (f"event: {event}\n" if event else "")
     return f"{head}data: {data}\n\n"
 
 
 def typed_event(value: Json) -> str:
-    """Returns a server-sent event of the type that its object names."""
+    """Returns a server-sent event whose type is the `type` of the object."""
     return sse(encoded(value), event=value["type"])
 
 
 def finite(logprob: float | None) -> float:
-    """Returns a logprob as JSON can say it."""
+    """Returns a logprob that JSON can express: `LEAST_LOGPROB` if it is None or infinite."""
     return LEAST_LOGPROB if logprob is None or not math.isfinite(logprob) else logprob

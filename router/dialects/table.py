@@ -31,15 +31,15 @@ from router.text.tokenizer import Text
 from twostroke.rpc.v1 import inference_pb2, kserve_pb2
 
 MakeReply = Callable[[Any, StreamPoint, str, Text, Progress], Reply]
-"""Returns the reply to what the dialect's `parse` returned. The text names the model that the client called."""
+"""Makes the reply to a request that the dialect's `parse` returned. The `str` is the name of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     path: str
-    """Path of the endpoint. Its parameters, as `{model}`, are fields of the body that `parse` gets."""
+    """Path of the endpoint. `parse` gets the values of its parameters, such as `{model}`, as fields of the body."""
     parse: Callable[[Mapping[str, Any]], AnswerRequest]
-    """Reads a body. It runs in any process, before the request is admitted, and raises ServeError."""
+    """Reads a body, before the request is admitted, in this or another process. Raises ServeError."""
     reply: MakeReply
     errors: ErrorForm
     is_resumable: bool = False
@@ -49,7 +49,7 @@ class Dialect:
     clamps_length: bool = False
     """Whether clients ask for more tokens than a context holds, and expect as many as fit."""
     body: Json = field(default_factory=dict)
-    """Schema of a body, where no `Body` reads it."""
+    """JSON schema of the body, for a dialect whose body is not read by subclasses of `Body`."""
 
 
 def _kserve(
@@ -60,7 +60,10 @@ def _kserve(
     takes_bytes: bool = False,
     body: Json = BODY,
 ) -> tuple[Dialect, ...]:
-    """Returns a method of a version and of a model. Names of models may have slashes: the longer path comes first."""
+    """Returns the dialects of a method: one for the path with a version, one for the path without.
+
+    Names of models may have slashes, so the path with a version must be matched first.
+    """
     paths = "/v2/models/{model:path}/versions/{version}", "/v2/models/{model:path}"
     return tuple(
         Dialect(
@@ -90,7 +93,7 @@ DIALECTS: tuple[Dialect, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class MessageDialect:
-    """A dialect of gRPC: a serialized message of a kind, and what reads it."""
+    """A dialect of gRPC: the type of its request message, and the function that reads it."""
 
     message: type[Message]
     parse: Callable[[Any], AnswerRequest]
@@ -100,16 +103,16 @@ MESSAGES: Mapping[str, MessageDialect] = {
     "grpc_generate": MessageDialect(inference_pb2.GenerateRequest, parse_grpc),
     "kserve_infer": MessageDialect(kserve_pb2.ModelInferRequest, parse_infer),
 }
-"""The dialects in which clients ask for answers over gRPC, by the kind of work that preparing them is."""
+"""The dialects in which clients ask for answers over gRPC, by the `kind` that `RequestHandler.prepare` gets."""
 
 _ERRORS_BELOW: tuple[tuple[str, ErrorForm], ...] = (("/v1/messages", ANTHROPIC_ERRORS), ("/v2", KSERVE_ERRORS))
-"""Errors of paths that begin like this. All others are written as OpenAI's API writes them."""
+"""Error forms by the beginning of the path. All other paths have the form of OpenAI's API."""
 
 
 def error_form_at(path: str, headers: Mapping[str, str]) -> ErrorForm:
-    """Returns how errors are written to who calls that path, whatever may be there.
+    """Returns the form of errors at a path, also if nothing is served there.
 
-    Anthropic's clients, which their header tells apart, ask for models where OpenAI's do.
+    Clients of Anthropic's and of OpenAI's API list models at the same path. A header of Anthropic's tells them apart.
     """
     if path.startswith("/v1/models") and VERSION_HEADER in headers:
         return ANTHROPIC_ERRORS

@@ -1,5 +1,4 @@
-"""One response over HTTP: a JSON body, or server-sent events with every token its own event; it ends with its
-client."""
+"""One response over HTTP, which is a JSON body or server-sent events. It is cancelled when its client disconnects."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 
 
 class AnswerResponse:
-    """An ASGI application that runs one request and writes its answer. It is cancelled when its client leaves.
+    """An ASGI application that runs one request and writes its answer.
 
     Status and headers wait for the first event, so that a request that fails before its first token gets the status of
     its failure.
@@ -46,7 +45,7 @@ class AnswerResponse:
         *,
         stream: bool,
     ) -> None:
-        """`reply` makes one: a whole answer may begin anew, into another reply."""
+        """`reply` makes a new reply each time. A whole answer may begin again, and then needs another one."""
         self._errors = errors
         self._handler = handler
         self._request = request
@@ -67,7 +66,7 @@ class AnswerResponse:
         await response(scope, receive, send)
 
     async def _whole(self, reply: Reply) -> Response:
-        """Makes long bodies on a thread, one at a time, so that they take turns with the loop."""
+        """Returns a whole answer. Long bodies are made on a thread, one at a time, to keep the event loop running."""
         if not reply.is_long:
             return _response(reply.body(), _ENCODER.encode)
         async with self._handler.share.whole_bodies:
@@ -91,23 +90,23 @@ class AnswerResponse:
                 await failed(scope, receive, send)
                 return
             if isinstance(error, Draining) and self._request.is_resumable:
-                return  # cut, not closed: a client that sees no end resumes at another router
+                return  # without an end of the stream: such a client resumes at another router
             await events.end(reply.failure(error))
 
 
 class _EventStream:
-    """Server-sent events. What the connection takes at once is written at once, the rest through ASGI."""
+    """A stream of server-sent events. They are written directly while the connection takes them, else through ASGI."""
 
     def __init__(self, reply: Reply, send: Send, parts: Exchange | None) -> None:
         self._reply = reply
         self._send = send
         self._parts = parts
         self._unsent: list[str] = []
-        """What the connection has not taken."""
+        """Messages that the connection has not taken yet."""
         self.is_started = False
         self.sent_s = time.monotonic()
         self.turn = asyncio.Lock()
-        """Held while anything is sent through ASGI: what a token says was sent goes before it."""
+        """Held while anything is sent through ASGI, to keep the order: a resume token counts all messages before it."""
 
     @property
     def is_ready(self) -> bool:
@@ -154,9 +153,9 @@ def _response(body: Json | JsonWithBytes, encode: Callable[[Json], str]) -> Resp
         return Response(encode(body).encode(), media_type="application/json")
     head = encode(body.json).encode()
     headers = {JSON_LENGTH_HEADER: str(len(head))}
-    return Response(head + body.behind, media_type="application/octet-stream", headers=headers)
+    return Response(head + body.raw_bytes, media_type="application/octet-stream", headers=headers)
 
 
 def _encoded_in_pieces(body: Json) -> str:
-    """Encodes so that others run between: Python's lock is not given up within one call of json's C code."""
+    """Encodes piece by piece, so that other threads run in between: json's C code holds the GIL during a call."""
     return "".join(_ENCODER.iterencode(body))

@@ -26,10 +26,13 @@ class _Block:
 
 
 class ContentBlocks:
-    """A part of another kind, or of another tool call, begins a new block. No block begins with an empty text."""
+    """Builds the blocks of one answer.
+
+    A part of another kind, or of another tool call, begins a new block. No block begins with an empty text.
+    """
 
     def __init__(self, signature: str) -> None:
-        """`signature`: what thinking blocks are signed with. Clients send it back; nothing is read from it."""
+        """`signature` is the signature of thinking blocks. Clients send it back, and it is not checked."""
         self._signature = signature
         self._blocks: list[_Block] = []
         self._head = ""
@@ -38,17 +41,17 @@ class ContentBlocks:
 
     def add(self, part: Part) -> None:
         """Keeps a part for `whole`."""
-        if self._goes_on(part) or self._opens(part):
+        if self._goes_on(part) or self._open(part):
             self._blocks[-1].pieces.append(_text_of(part))
 
     def events(self, part: Part) -> str:
-        """Returns the events that tell a client of a part."""
+        """Returns the events of a stream for a part."""
         begun = ""
         if not self._goes_on(part):
             ended = self.end()
-            if not self._opens(part):
+            if not self._open(part):
                 return ""
-            begun = ended + self._begin(part)
+            begun = ended + self._start(part)
         text = _text_of(part)
         return f"{begun}{self._head}{quoted(text)}}}}}\n\n" if text else begun
 
@@ -69,8 +72,8 @@ class ContentBlocks:
     def _goes_on(self, part: Part) -> bool:
         return bool(self._blocks) and self._blocks[-1].has(part)
 
-    def _opens(self, part: Part) -> bool:
-        """Opens a block for a part. Returns False for one that has nothing to say."""
+    def _open(self, part: Part) -> bool:
+        """Opens a block for a part. Returns False, and opens none, for an empty text."""
         if isinstance(part, ToolCallPart):
             self.has_calls = True
         elif not part.text:
@@ -78,7 +81,8 @@ class ContentBlocks:
         self._blocks.append(_Block(part))
         return True
 
-    def _begin(self, part: Part) -> str:
+    def _start(self, part: Part) -> str:
+        """Returns the event that starts the open block in a stream, and prepares the head of its deltas."""
         index = len(self._blocks) - 1
         match part:
             case TextPart():
@@ -116,7 +120,7 @@ def _call(call: ToolCallPart, arguments: Json) -> Json:
 
 
 def _arguments(text: str) -> Json:
-    """Returns the arguments as an object. Anthropic's docs name the field for those that are no JSON object."""
+    """Returns the arguments as an object. Text that is no JSON object becomes the field that Anthropic's docs name."""
     try:
         arguments: Any = json.loads(text or "{}")
     except (ValueError, RecursionError):

@@ -14,7 +14,7 @@ _ROLES = ("user", "assistant", "system")
 _JOINED_ROLES = ("user", "assistant")
 """Roles whose consecutive messages are one turn."""
 ERROR_MARK = "Error: "
-"""Stands before the text of a tool result that has `is_error`: templates know no errors."""
+"""Prefix of the text of a tool result that has `is_error`: templates have no field for errors."""
 
 _BILLING_HEADERS = re.compile(r"(?:x-anthropic-billing-header:[^\n]*(?:\n|\Z))+")
 """Lines that Claude Code puts in front of its system prompt. Their value changes with every request, so that no two
@@ -24,11 +24,11 @@ Block = Mapping[str, Any]
 
 
 class ConversationBuilder:
-    """Collects the messages of one chat, and the hints at them. Messages stay where they are, system messages too."""
+    """Collects the messages of one chat, and its cache hints. Messages keep their order, system messages too."""
 
     def __init__(self) -> None:
         self._turns: list[list[dict[str, Any]]] = []
-        """Messages so far, those that are one turn together. They are joined once: that copies their texts."""
+        """Messages so far, in one list per turn. Those of a turn are joined at the end, because that copies texts."""
         self.had_billing_header = False
         """Whether a billing header was taken out."""
         self._hints: list[MessageHint] = []
@@ -79,11 +79,11 @@ class ConversationBuilder:
                 raise InvalidRequest(wanted, field=f"{name}.role")
 
     def keep(self, value: Any, messages: int, name: str) -> None:
-        """Adds a hint at the first messages, for hints elsewhere in the request."""
+        """Adds a hint for the first `messages` messages. It stands elsewhere in the request than at a message."""
         self._hints.append(MessageHint(messages, hint_s(value, name)))
 
     def _add(self, message: dict[str, Any], keep_s: float | None) -> None:
-        """Adds a message. To the one before it, where that is of the same role: so does Anthropic's API."""
+        """Adds a message. As in Anthropic's API, it joins the turn before it if that has the same role."""
         if self._turns and message["role"] == self._turns[-1][0]["role"] in _JOINED_ROLES:
             self._turns[-1].append(message)
         else:
@@ -131,7 +131,7 @@ class ConversationBuilder:
                 case "thinking":
                     reasoning.append(_string(block, "thinking", at))
                 case "redacted_thinking":
-                    continue  # only who wrote it can read it
+                    continue  # encrypted: only the server that wrote it can read it
                 case _:
                     texts.append(_text(block, at))
             keep_s = _keep_s(block, at, keep_s)
@@ -151,7 +151,7 @@ class ConversationBuilder:
 
 
 def _joined(turn: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns messages of one role as one, as if the blocks of each had followed those before."""
+    """Returns the messages of one turn as one message, as if their blocks had been sent in one."""
     message = dict(turn[0])
     for field in ("content", "reasoning_content"):
         if texts := [text for each in turn if (text := each.get(field))]:
@@ -189,7 +189,7 @@ def _string(block: Block, field: str, name: str) -> str:
 
 
 def _keep_s(block: Block, name: str, before_s: float | None) -> float | None:
-    """Returns the seconds of a block's hint, and those of the blocks before it where it has none."""
+    """Returns the seconds of a block's hint, or `before_s`, those of the blocks before it, if it has none."""
     value = block.get("cache_control")
     return before_s if value is None else hint_s(value, f"{name}.cache_control")
 

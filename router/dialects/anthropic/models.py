@@ -11,16 +11,16 @@ from twostroke.base.client_text import shown
 from twostroke.base.errors import InvalidRequest
 
 VERSION_HEADER = "anthropic-version"
-"""Header that every client of Anthropic's API sends, and no other one does."""
+"""Header that every client of Anthropic's API sends, and no other client does."""
 DEFAULT_LIMIT, MOST_LIMIT = 20, 1000
-"""Models of a page: Anthropic's own numbers."""
+"""Models on a page, by default and at most, as in Anthropic's API."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedModel:
     name: str
     created_s: int
-    """Unix time."""
+    """Seconds since the Unix epoch."""
     context_tokens: int | None
     """Tokens of prompt and answer together. None: no worker has said it yet."""
 

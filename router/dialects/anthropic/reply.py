@@ -83,7 +83,10 @@ class AnthropicReply:
         return "tool_use" if self._blocks.has_calls else "end_turn"
 
     def _usage(self, usage: Usage) -> Json:
-        """Tokens up to the last hint that were not cached were written to the cache; those after it are input."""
+        """Returns the usage in Anthropic's terms.
+
+        Prompt tokens that were not cached count as written to the cache up to the last hint, and as input after it.
+        """
         prompts = self._request.prompts
         hints = [hint.tokens for prompt in prompts if isinstance(prompt, TokenPrompt) for hint in prompt.hints]
         written = max(0, max(hints, default=0) - usage.cached_tokens)
@@ -108,7 +111,7 @@ def _usage_body(new: int, written: int, cached: int, output: int) -> Json:
 
 
 _STATUSES: Mapping[type[ServeError], int] = {Overloaded: 529, RateLimitExceeded: 429}
-"""Statuses that differ from those of OpenAI's API. A 429 says there that the client's own limit is used up."""
+"""Statuses that differ from those of OpenAI's API. In Anthropic's, 429 says that the client's own limit is used up."""
 
 _TYPES: Mapping[int, str] = {
     401: "authentication_error",
@@ -134,7 +137,7 @@ ERRORS = ErrorForm(error_body, _STATUSES, has_request_id=True)
 
 
 def _message(error: ServeError) -> str:
-    """Returns the sentence that Claude Code and other agents search for where a prompt is too long."""
+    """Returns the error's message. If the prompt is too long, it is what Claude Code and other agents search for."""
     if not isinstance(error, ContextLengthExceeded):
         return error.message
     if error.tokens is None or error.most_tokens is None:

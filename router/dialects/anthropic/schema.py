@@ -30,7 +30,8 @@ _HARMLESS: Mapping[str, Callable[[Any], bool]] = {
     "include_reasoning": lambda value: value is True,
     "add_special_tokens": is_empty,
 }
-"""Fields whose effect is not offered here, and the values that ask for none. Other unknown fields are ignored."""
+"""Fields whose effect is not offered here, each with a test for values that do not ask for it. Other unknown fields are
+ignored."""
 
 _CHOICES: Mapping[str, str] = {"auto": "auto", "any": "required", "none": "none"}
 """The `tool_choice` of OpenAI's API by the type that Anthropic's API has for it."""
@@ -58,7 +59,7 @@ class _MessagesFields(Body):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     def prompt(self, chat: ConversationBuilder) -> ChatPrompt:
-        """Returns the chat, all of which `chat` gets."""
+        """Returns the prompt. Adds the system prompt, all messages and all cache hints to `chat`."""
         if not self.messages:
             raise InvalidRequest("messages must not be empty", field="messages")
         tools = tools_of(openai_tools(self.tools))
@@ -92,7 +93,7 @@ class _MessagesFields(Body):
 
     @property
     def user(self) -> str:
-        """The user's id, or its digest where it is not an id that a log may have."""
+        """The user's id, or its digest if the id is too long or not printable."""
         user = None if self.metadata is None else self.metadata.get("user_id")
         if user is None:
             return ""
@@ -133,7 +134,7 @@ class MessagesRequest(AnswerRequest):
 
 
 FIELDS: tuple[type[Body], ...] = (MessagesRequest, _MessagesFields, _Limits, AnswerOptions)
-"""What reads the fields of a body; `AnswerOptions` all but `OTHER_OPTIONS`."""
+"""Classes that read the fields of a body. `AnswerOptions` does not read those in `OTHER_OPTIONS`."""
 
 
 def parse_messages(body: Mapping[str, Any]) -> MessagesRequest:
@@ -148,7 +149,7 @@ def parse_messages(body: Mapping[str, Any]) -> MessagesRequest:
 
 
 def counted_chat(body: Mapping[str, Any]) -> ChatPrompt:
-    """Returns the chat of a body of count_tokens, which limits no answer."""
+    """Returns the chat of a body of count_tokens, which has no `max_tokens`."""
     _refuse_unsupported(body)
     return _MessagesFields.read(body).prompt(ConversationBuilder())
 
@@ -213,7 +214,7 @@ def is_parallel(choice: Any) -> bool:
 
 
 def _tool(tool: Any, name: str) -> dict[str, Any]:
-    """Refuses tools that Anthropic's servers run or that its models know by heart: no other model knows them."""
+    """Returns a tool in OpenAI's form. Refuses tools that only Anthropic's servers run or only its models know."""
     if isinstance(tool, Mapping) and (tool.get("type") == "function" or isinstance(tool.get("function"), Mapping)):
         wanted = '{"name": ..., "description": ..., "input_schema": ...}'
         raise InvalidRequest(f"{name}: a function is a tool of OpenAI's API: here, send {wanted}", field=name)

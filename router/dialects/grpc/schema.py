@@ -20,7 +20,7 @@ from twostroke.base.errors import InvalidRequest
 from twostroke.rpc.v1 import inference_pb2, pins_pb2
 
 SIGNED_SEEDS = 2**63
-"""Seeds from here on are negative numbers in the dialects that have signed ones."""
+"""Seeds from this one on have no place in a signed number: other dialects write the same 64 bits as a negative seed."""
 
 
 class GenerateBody(AnswerRequest):
@@ -36,16 +36,16 @@ class GenerateBody(AnswerRequest):
 
 
 _FIELDS = frozenset(field.alias or name for name, field in GenerateBody.model_fields.items())
-"""Fields that a message has under the names that bodies of other dialects have, too."""
+"""Names of the fields of `GenerateBody`. Fields of a message with these names are passed on as they were sent."""
 
 
 def parse_generate(message: inference_pb2.GenerateRequest) -> GenerateBody:
-    """Raises InvalidRequest that names the field."""
+    """Reads a message. Raises InvalidRequest that names the field."""
     made = {"prompts": (prompt_of(message),), "options": options_of(message)}
     check_request_id(message.request_id, "request_id")
     check_request_id(message.tenant, "tenant")
     given = {field.name: value for field, value in message.ListFields() if field.name in _FIELDS}
-    return GenerateBody.read({**given, "priority": -message.priority, **made})  # here higher goes first
+    return GenerateBody.read({**given, "priority": -message.priority, **made})  # in this API, higher goes first
 
 
 def prompt_of(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> Prompt:
@@ -129,7 +129,7 @@ def _keep_s(message: inference_pb2.GenerateRequest | inference_pb2.ChatMessage, 
 
 
 def add_output(message: inference_pb2.GenerateResponse, event: TextEvent) -> None:
-    """Adds an event's text, reasoning and tool calls; a call's pieces are one."""
+    """Adds an event's text, reasoning and tool calls. All pieces of one call become one entry of the message."""
     if event.parts is None:
         message.text = event.text
         return

@@ -21,14 +21,14 @@ Values = Sequence[str] | Sequence[int] | Sequence[float]
 
 
 class ChoiceParts:
-    """What one choice has got since the last response."""
+    """The output of one choice since the last response."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.tokens: list[SampledToken] = []
         self.finish: FinishReason | None = None
         self.logprob = 0.0
-        """Sum over all tokens of the choice so far."""
+        """Sum of the logprobs of all tokens of the choice so far, earlier responses included."""
 
     def add(self, event: TextEvent) -> None:
         self.texts.append(event.text)
@@ -59,16 +59,16 @@ class Outputs:
 
     @property
     def is_long(self) -> bool:
-        """Whether a response with all of them takes more than some milliseconds to make."""
+        """Whether a response with all tokens so far takes more than some milliseconds to make."""
         tokens = sum(len(choice.tokens) for choice in self.choices)
         return tokens * (1 + self._request.options.shown_logprobs) > LONG_BODY
 
     def by_name(self) -> list[tuple[str, Values]]:
-        """Returns names and values of a response's outputs; a value for each choice."""
+        """Returns the outputs of a response, each with its values. All but `num_input_tokens` have one per choice."""
         return [(name, self._values(name, self.choices)) for name in self._request.outputs]
 
     def begin_next(self) -> None:
-        """Drops what the last response has said."""
+        """Drops the text and tokens of the last response."""
         for choice in self.choices:
             choice.texts.clear()
             choice.tokens.clear()
@@ -89,10 +89,9 @@ class Outputs:
                 return [self._request.before + "".join(choice.texts) for choice in choices]
 
     def _logprobs(self, token: SampledToken) -> dict[int, dict[str, object]]:
-        """Returns a token's logprobs and those of the others that are wanted, as the vLLM backend writes them.
+        """Returns the logprobs of a token and its alternatives, as Triton's vLLM backend writes them.
 
-        The position of a token that is not among the likeliest is not known, nor are those of tokens that the client
-        names.
+        Positions are known for the likeliest tokens only, and for none if the client has named the alternatives.
         """
         is_named = bool(self._request.options.logprob_token_ids)
         likeliest: dict[int, tuple[int | None, float]] = {
@@ -110,14 +109,14 @@ _LENGTH = struct.Struct("<I")
 
 
 def raw_bool(name: str, raw: bytes) -> bool:
-    """Returns the one value of an input. Raises InvalidRequest that names it."""
+    """Reads the value of a boolean input. Raises InvalidRequest that names the input."""
     if raw not in (b"\x00", b"\x01"):
         raise InvalidRequest(f"input {name} must be one BOOL: a byte, 0 or 1", field=name)
     return raw == b"\x01"
 
 
 def raw_text(name: str, raw: bytes) -> str:
-    """Returns the one value of an input. Raises InvalidRequest that names it."""
+    """Reads the value of a text input. Raises InvalidRequest that names the input."""
     if len(raw) < _LENGTH.size or _LENGTH.unpack_from(raw)[0] != len(raw) - _LENGTH.size:
         needed = "must be one string after its length in four bytes, little endian"
         raise InvalidRequest(f"input {name} {needed}", field=name)
@@ -125,7 +124,7 @@ def raw_text(name: str, raw: bytes) -> str:
 
 
 def decoded_text(name: str, text: bytes) -> str:
-    """Raises InvalidRequest, naming the input, for what is not UTF-8."""
+    """Decodes the value of a text input. Raises InvalidRequest that names the input, if it is not UTF-8."""
     try:
         return text.decode()
     except UnicodeDecodeError as error:

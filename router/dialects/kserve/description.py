@@ -1,4 +1,4 @@
-"""What KServe's protocol tells of a server and its models: tensors by name, and that answers come in parts."""
+"""Metadata of the server and its models in KServe's protocol: their tensors, and that models are decoupled."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from twostroke import __version__
 
 PLATFORM = "twostroke"
 EXTENSIONS = ("binary_tensor_data", "generate", "model_configuration", "parameters")
-"""Extensions of Triton's that are served."""
+"""Triton's extensions of the protocol that this server has."""
 
 CONFIG_TYPES = {"BYTES": "TYPE_STRING", "BOOL": "TYPE_BOOL", "UINT32": "TYPE_UINT32", "FP32": "TYPE_FP32"}
-"""Names of datatypes in a model's configuration."""
+"""Names of datatypes in a model's configuration, by their names in requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Tensor:
     name: str
     datatype: str
     length: int = 1
-    """Values that it has; -1: one for each choice."""
+    """Number of values. -1: one for each choice."""
 
     @property
     def description(self) -> Json:
@@ -66,7 +66,7 @@ def model_metadata(model: str) -> Json:
 
 
 def model_config(model: str) -> Json:
-    """Returns the configuration: no batches, and any number of responses to a request."""
+    """Returns a model's configuration: requests are not batches, and each may get any number of responses."""
     inputs = [{**entry, "optional": entry["name"] != INPUTS[0].name} for entry in _configured(INPUTS)]
     return {
         "name": model,

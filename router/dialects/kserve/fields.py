@@ -1,4 +1,4 @@
-"""Inputs and parameters of KServe's protocol by name: what each must be, also where it is written as text.
+"""Inputs and parameters of KServe's protocol, by name: how each is checked, and read if it comes as text.
 
 Clients write numbers as text: parameters of Triton's requests are scalars, and its vLLM backend takes the values of
 `sampling_parameters` as strings.
@@ -16,7 +16,7 @@ from twostroke.base.client_text import shown
 from twostroke.base.errors import InvalidRequest, UnsupportedFeature
 
 MOST_NUMBER_CHARS = 400
-"""Characters of a number that comes as text. The longest float takes some hundred; Python reads thousands slowly."""
+"""Most characters of a number that comes as text. The longest float has some hundred; Python is slow with thousands."""
 
 _FLAGS: Mapping[Any, bool] = {"true": True, "false": False, "1": True, "0": False}
 
@@ -117,11 +117,11 @@ OTHERS: Mapping[str, Read] = {
     "structured_outputs": json_object,
     "guided_decoding": json_object,
 }
-"""Fields that say something else of a request than how its tokens are chosen."""
+"""Fields that are not sampling parameters."""
 
 
 def _is_default(*values: Any) -> Callable[[Any], bool]:
-    """Returns whether a value is one of `values`, also as text."""
+    """Returns a test whether a value is one of `values`, or the text of one."""
     known = frozenset(str(value).lower() for value in values)
     return lambda value: str(value).lower() in known
 
@@ -165,8 +165,8 @@ _HARMLESS: Mapping[str, Callable[[Any], bool]] = {
     "sequence_start": _is_default(False),
     "sequence_end": _is_default(False),
 }
-"""Fields whose effect is not offered here, and the values that ask for none: those of this protocol, and those that may
-be text here. No other dialect offers the others either."""
+"""Fields whose effect is not offered here, each with a test for values that do not ask for it. Further ones, which no
+dialect offers, are in `HARMLESS` of OpenAI's API."""
 
 _INSTEAD: Mapping[str, str] = {
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), "use structured_outputs"),

@@ -1,6 +1,7 @@
 """`infer` over HTTP: the tensors of one whole answer, in JSON or as bytes after the JSON.
 
-Inputs and outputs choose each for itself. Bytes follow in the order of their tensors, each as long as its tensor says.
+Each input and output is either in the JSON or in the bytes. The bytes have the order of the tensors, and each tensor
+says how many are its own.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ BODY: Json = {
     "properties": {"inputs": {"type": "array"}, "outputs": {"type": "array"}, "parameters": {"type": "object"}},
     "required": ["inputs"],
 }
-"""Schema of the bodies."""
+"""JSON schema of the bodies."""
 MOST_TENSORS = 64
-"""Tensors that a message names; more than there are is a mistake in the client."""
+"""Most inputs, and most outputs, that a body may list. It is more than this server has."""
 SIZE = "binary_data_size"
-"""Parameter of a tensor whose values are bytes after the JSON: how many they are."""
+"""Parameter of a tensor whose values are in the bytes after the JSON: the number of these bytes."""
 
 _OTHER_PLACES = ("shared_memory_region", "classification")
-"""Parameters of tensors by which clients expect their values elsewhere, or others."""
+"""Parameters of tensors that are refused: they ask for values in shared memory, or for classes instead of values."""
 
 
 def parse_infer_json(body: Mapping[str, Any]) -> KServeRequest:
-    """Reads a body with its further bytes in `BYTES_FIELD`."""
+    """Reads a body. Its field `BYTES_FIELD` has the bytes after the JSON."""
     parameters, outputs = object_of(body, "parameters"), _objects(body, "outputs")
     request = request_of(
         Received(
@@ -81,7 +82,7 @@ class InferJsonReply:
         return JsonWithBytes(body, b"".join(parts)) if self._request.binary_outputs else body
 
     def _output(self, name: str, values: Values) -> tuple[Json, bytes]:
-        """Returns an output's entry in the JSON, and what follows after it."""
+        """Returns an output's entry in the JSON, and its bytes after the JSON."""
         entry: Json = {"name": name, "datatype": OUTPUT_TYPES[name], "shape": [len(values)]}
         if name not in self._request.binary_outputs:
             return {**entry, "data": list(values)}, b""
@@ -160,7 +161,7 @@ def _check_place(name: str, parameters: Mapping[str, Any]) -> None:
 
 
 def _value(name: str, tensor: Mapping[str, Any]) -> str | bool:
-    """Returns an input's one value, however deep the lists are that it stands in."""
+    """Returns the only value of an input, which may be in nested lists of one entry each."""
     value, kind = tensor.get("data"), str if INPUT_TYPES[name] == "BYTES" else bool
     while isinstance(value, list) and len(value) == 1:
         (value,) = value

@@ -43,8 +43,9 @@ class GenerateReply:
         return {**self._head, **self._outputs_json(), "details": {**self._end(choice), "logprobs": logprobs}}
 
     def messages(self, event: TextEvent) -> str:
-        """Returns one message, or "" where text is waited for. With details, each message has the token and its text,
-        and the last message has the details.
+        """Returns one message, or "" while the text is held back.
+
+        With `details`, every token has a message, and the last one says how the answer ended.
         """
         self.add(event)
         choice = self._outputs.choices[event.choice]
@@ -68,7 +69,7 @@ class GenerateReply:
         return ": going on\n\n"
 
     def _outputs_json(self) -> Json:
-        """Returns the outputs as a Triton server does: a list only where there are several values."""
+        """Returns the outputs by name, as Triton writes them: a list only if an output has several values."""
         return {name: values[0] if len(values) == 1 else list(values) for name, values in self._outputs.by_name()}
 
     def _end(self, choice: ChoiceParts) -> Json:
@@ -82,7 +83,7 @@ class GenerateReply:
         }
 
     def _reason(self, choice: ChoiceParts) -> str:
-        """Returns the protocol's name. A stop token that the client named counts as a sequence of it."""
+        """Returns the protocol's name of the finish reason. A stop token that the client named is a stop sequence."""
         if choice.finish is not FinishReason.STOP:
             return "length"
         last = None if self._last is None else self._last.token

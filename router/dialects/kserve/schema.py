@@ -1,4 +1,4 @@
-"""Requests of KServe's protocol, over gRPC and HTTP alike, as this server's own."""
+"""Requests of KServe's protocol, over gRPC and HTTP, checked and turned into the router's own types."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ VERSION = "1"
 TEXT_OUTPUT, FINISH_REASON = "text_output", "finish_reason"
 OUTPUTS = (TEXT_OUTPUT, *ASKED_OUTPUTS.values())
 MICROSECONDS = 1e6
-"""Units of Triton's `timeout` in a second."""
+"""Microseconds in a second: Triton's `timeout` is in microseconds."""
 
 _OF_VLLM = frozenset({*ASKED_OUTPUTS, "stream", "sampling_parameters", "exclude_input_in_output"})
-"""Inputs that Triton's vLLM backend has, and Dynamo has not."""
+"""Inputs of Triton's vLLM backend that Dynamo does not have. One of them makes a request one of that backend's form."""
 _ECHOING = frozenset({"stream", "sampling_parameters"})
 """Inputs whose clients expect the prompt before a whole answer, unless they say otherwise."""
 _LOGPROBS = frozenset({"cumulative_logprob", "logprobs"})
@@ -39,7 +39,7 @@ BODY: Json = {
     "properties": {"text_input": {"type": "string"}, "parameters": {"type": "object"}},
     "required": ["text_input"],
 }
-"""Schema of the bodies of `generate`, which have other inputs beside these."""
+"""JSON schema of the bodies of `generate`. They may have other inputs, too."""
 
 
 class KServeRequest(AnswerRequest):
@@ -54,14 +54,14 @@ class KServeRequest(AnswerRequest):
     details: bool = False
     wants_empty_final: bool = False
     is_raw: bool = False
-    """Whether tensors come, and go, as bytes beside the message's outputs."""
+    """Over gRPC: whether values of tensors are in the raw contents of the request, and so of its responses."""
     binary_outputs: frozenset[str] = frozenset()
-    """Over HTTP: outputs that go as bytes after the JSON."""
+    """Over HTTP: outputs whose values are sent as bytes after the JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """What a client sent, in no dialect yet."""
+    """What a client sent, before it is known whether it has the form of Triton's vLLM backend or of Dynamo."""
 
     model: str
     version: str
@@ -70,11 +70,11 @@ class Received:
     """Values by name of the input."""
     parameters: Mapping[str, Any]
     outputs: tuple[str, ...]
-    """Outputs that the client named. Empty: those of its dialect."""
+    """Outputs that the client named. Empty: the default outputs of its form."""
     as_tensors: bool
-    """Whether outputs have names and types, and come in Dynamo's dialect unless an input is of another."""
+    """Whether inputs and outputs are tensors. The form is then Dynamo's, unless an input is of Triton's backend."""
     streams: bool | None = None
-    """The endpoint streams, or does not. None: an input says it."""
+    """Whether the endpoint streams. None: an input of the request decides."""
     is_raw: bool = False
 
 
@@ -87,7 +87,7 @@ def parse_generate_stream(body: Mapping[str, Any]) -> KServeRequest:
 
 
 def request_of(received: Received) -> KServeRequest:
-    """Raises InvalidRequest that names the field, or NotFound."""
+    """Checks a request and returns it in the router's type. Raises InvalidRequest that names the field, or NotFound."""
     check_version(received.version)
     check_request_id(received.id, "id")
     inputs = {name: value for name, value in received.inputs.items() if value is not None}
@@ -177,7 +177,9 @@ def _options(fields: Mapping[str, Any], *, needs_logprobs: bool) -> AnswerOption
 
 
 def _structured_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns what says how the output is structured, under vLLM's name of today: its backend has the one before."""
+    """Returns the fields that constrain the output. vLLM calls `structured_outputs` what its Triton backend calls
+    `guided_decoding`.
+    """
     given = {name: fields[name] for name in ("response_format", "structured_outputs") if name in fields}
     if "guided_decoding" in fields:
         given.setdefault("structured_outputs", fields["guided_decoding"])
@@ -193,7 +195,7 @@ def _streams(fields: Mapping[str, Any], stream_field: bool | None) -> bool:
 
 
 def _outputs(received: Received, fields: Mapping[str, Any], is_vllm: bool) -> tuple[str, ...]:
-    """Returns the outputs of each response, in their order."""
+    """Returns the outputs of each response, in the order of `OUTPUTS`."""
     for name in received.outputs:
         if name not in OUTPUTS:
             raise InvalidRequest(f"there is no output {shown(name)}; there are {', '.join(OUTPUTS)}", field="outputs")
@@ -205,7 +207,7 @@ def _outputs(received: Received, fields: Mapping[str, Any], is_vllm: bool) -> tu
 
 
 def _text_before(fields: Mapping[str, Any], inputs: Mapping[str, Any], stream: bool) -> str:
-    """Returns the prompt where the answer is to begin with it: asked for, or in the vLLM backend's dialect."""
+    """Returns the prompt if the answer is to begin with it: on request, or by default as in Triton's vLLM backend."""
     excludes = fields.get("exclude_input_in_output")
     if excludes is False and stream:
         raise InvalidRequest("exclude_input_in_output must be true in a stream", field="exclude_input_in_output")

@@ -16,12 +16,12 @@ from twostroke.base.errors import InvalidRequest, UnsupportedFeature
 MAX_TOOLS = 1024
 """Most tools of one request."""
 _FUNCTION = (None, "function")
-"""Types of a tool that is a function: clients leave it out, as vLLM lets them."""
+"""Types of a tool that is a function. None: clients may leave the type out, as in vLLM."""
 _TYPED = {"type": "function"}
 
 
 def checked_tools(tools: Any) -> Sequence[Any]:
-    """Returns a list of tools, empty where there is none. Raises InvalidRequest for what is not a list, or too long."""
+    """Returns the tools, an empty tuple for None. Raises InvalidRequest for a list that is too long, or no list."""
     if tools is not None and (not isinstance(tools, list) or len(tools) > MAX_TOOLS):
         raise InvalidRequest(f"tools must be a list of at most {MAX_TOOLS} tools", field="tools")
     return tools or ()
@@ -87,7 +87,7 @@ def _tool_calls(calls: Any, name: str) -> list[dict[str, Any]]:
 def _tool_call(call: Any, name: str) -> dict[str, Any]:
     """Returns a tool call with its arguments as an object, as published templates read them. Clients send them as text.
 
-    A call that was cut has text that is no JSON. It goes into an object, as in answers of Anthropic's API.
+    The arguments of a call that was cut are not valid JSON. Their text becomes a field of an object (`INVALID_JSON`).
     """
     if isinstance(call, dict) and call.get("type") == "custom":
         return _custom_call(call, name)
@@ -104,7 +104,7 @@ def _tool_call(call: Any, name: str) -> dict[str, Any]:
 
 
 def _custom_call(call: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Returns the call of a custom tool as that of the function that it is to the model."""
+    """Returns the call of a custom tool as a call of the function that the model sees in its place."""
     custom = call.get("custom")
     fields = (custom.get("name"), custom.get("input")) if isinstance(custom, dict) else (None, None)
     if not all(isinstance(field, str) for field in fields):

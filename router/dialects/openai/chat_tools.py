@@ -1,4 +1,4 @@
-"""Tools of a chat and the choice among them, with custom tools as functions and allowed tools as all there are."""
+"""Tools of a chat and its `tool_choice`: custom tools become functions, tools that are not allowed are left out."""
 
 from __future__ import annotations
 
@@ -11,25 +11,28 @@ from router.dialects.reply import Json
 from twostroke.base.errors import InvalidRequest
 
 _KINDS = ("function", "custom")
-"""Types of tools. Each has its fields in an object of that name."""
+"""Types of tools. A tool's own fields are in an object that has the name of its type."""
 
 ANTHROPIC_CHOICES: Mapping[str, str] = {"auto": '"auto"', "any": '"required"', "none": '"none"'}
-"""Types of choices in Anthropic's API, and what says the same in OpenAI's. There is also `tool`, which names one."""
+"""JSON of the `tool_choice` in OpenAI's API that means the same as a type in Anthropic's. The type `tool`, which names
+a tool, is not here: chats and /v1/responses write it differently."""
 _CHOICES = {**ANTHROPIC_CHOICES, "tool": '{"type": "function", "function": {"name": ...}}'}
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTools:
     functions: Any
-    """All tools as functions; what is not a tool stands as the client sent it."""
+    """The allowed tools as functions. What is not a tool is kept as the client sent it."""
     choice: Any
-    """The choice among functions, or what the client sent."""
+    """`tool_choice` among these functions. What is no choice is kept as the client sent it."""
     custom_names: frozenset[str] = frozenset()
     """Names of the functions that are custom tools."""
 
 
 def read_chat_tools(tools: Any, choice: Any) -> ChatTools:
-    """Raises InvalidRequest, naming the field, for a custom tool or a choice that is none, and for other dialects'."""
+    """Reads `tools` and `tool_choice`. Raises InvalidRequest, naming the field, for a malformed custom tool or
+    `allowed_tools`, and for the forms of other APIs.
+    """
     if not isinstance(tools, list):
         return ChatTools(tools, choice)
     functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools)]

@@ -1,6 +1,6 @@
 """Custom tools: the model sees a function with one text, `input`, and the client gets only that text.
 
-Chat completions and /v1/responses write them in forms of their own; what they mean is here.
+Chat completions and /v1/responses write them differently. What both have in common is here.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from twostroke.base.client_text import shown
 from twostroke.base.errors import InvalidRequest
 
 CUSTOM_INPUT = "input"
-"""Name of the one argument that a custom tool has as a function."""
+"""Name of the only argument of the function that stands for a custom tool."""
 
 SYNTAXES = ("lark", "regex")
 """Syntaxes of a grammar that OpenAI's API knows."""
 
 _OPENING = re.compile(r'\s*\{\s*"' + CUSTOM_INPUT + r'"\s*:\s*"')
 _LONGEST_OPENING = 256
-"""Characters within which arguments have begun the text, blanks included. Others are not text until they are whole."""
+"""Most characters of the arguments before the input's text, blanks included. If there are more, the input is only read
+once the arguments are whole."""
 _HEX = "[0-9a-fA-F]"
 _HIGH, _LOW = r"\\u[dD][89abAB]", r"\\u[dD][c-fC-F]"
 _PAIR = f"{_HIGH}{_HEX}{{2}}{_LOW}{_HEX}{{2}}"
 _CERTAIN = re.compile(
     rf'(?:[^"\\]|\\[^u]|{_PAIR}|(?!{_HIGH})\\u{_HEX}{{4}}|\\u{_HEX}{{0,3}}(?=[^0-9a-fA-F])'
-    # Half of a pair, once what follows is sure not to be the other half.
+    # Half of a surrogate pair, once it is certain that the other half does not follow.
     rf"|{_HIGH}{_HEX}{{2}}(?=[^\\]|\\[^u]|\\u[^dD]|\\u[dD][^c-fC-F]|{_LOW}{_HEX}?[^0-9a-fA-F]))*"
 )
 """Characters of a string in JSON whose meaning no later character changes."""
@@ -48,17 +49,17 @@ def checked_grammar(grammar: Any, name: str) -> Json:
 
 
 def check_names(custom_names: Collection[str], function_names: Iterable[Any]) -> None:
-    """Raises InvalidRequest for a name that stands for two tools: no call of it would say which is meant."""
+    """Checks that no function has the name of a custom tool: a call would not say which is meant."""
     for name in function_names:
         if name in custom_names:
             raise InvalidRequest(f"tools: {shown(name)} is the name of a function and of a custom tool", field="tools")
 
 
 def custom_function(name: str, description: str | None, grammar: Json | None) -> Json:
-    """Returns the function, as chat completions write it.
+    """Returns the function that stands for a custom tool, as chat completions write it.
 
-    The description tells the model of the grammar. Answers are kept to a regex; no grammar of the inside of a JSON
-    string can be made of one in Lark.
+    The grammar becomes part of the description, which the model reads. A regex also constrains the answer. A Lark
+    grammar does not: it cannot be turned into a grammar for the inside of a JSON string.
     """
     text: Json = {"type": "string"}
     told = [] if not description else [description]
@@ -77,29 +78,29 @@ def custom_function(name: str, description: str | None, grammar: Json | None) ->
 
 
 def keeps_inputs(functions: Sequence[Mapping[str, Any]], custom_names: Collection[str]) -> bool:
-    """Returns whether inputs of custom tools are to be kept to a grammar."""
+    """Returns whether the input of any custom tool is constrained by a regex."""
     named = (tool["function"] for tool in functions if tool["function"]["name"] in custom_names)
     return any("pattern" in function["parameters"]["properties"][CUSTOM_INPUT] for function in named)
 
 
 class CustomInput:
-    """The input of one call, of the arguments that the model writes piece by piece.
+    """The input of one call, read from the arguments that the model writes piece by piece.
 
-    It is what stands under `input`, up to where the arguments end or are cut. Arguments that do not begin with that
-    text are the input as they are, unless they are an object with it further on. What `feed` and `end` return, joined,
-    does not depend on where the pieces ended.
+    If the arguments begin with the text `input`, the input is this text, even if it is cut. Other arguments are read
+    once they are whole: the input is their field `input`, or else all of their text. What `feed` and `end` return,
+    joined, does not depend on how the arguments were split into pieces.
     """
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
-        """Arguments in which the text has not begun."""
+        """Arguments up to the piece in which the input's text begins."""
         self._chars = 0
         self._rest = ""
         """Characters of the text that later ones may change."""
         self._is_open = self._is_over = False
 
     def feed(self, arguments: str) -> str:
-        """Returns what is certain of the input now."""
+        """Returns the characters of the input that have become certain with these arguments."""
         if self._is_open:
             return self._read(arguments)
         self._pieces.append(arguments)
@@ -112,7 +113,7 @@ class CustomInput:
         return self._read(begun[opening.end() :])
 
     def end(self) -> str:
-        """Returns the rest, at the end of the arguments. An escape that was cut is left out."""
+        """Returns the rest of the input, at the end of the arguments. An escape that was cut is left out."""
         if self._is_open:
             return ""
         written = "".join(self._pieces)
@@ -149,5 +150,5 @@ def _meaning(escape: re.Match[str]) -> str:
 
 
 def _writable(text: str) -> str:
-    """Returns the text without halves of surrogate pairs, which no UTF-8 has."""
+    """Returns the text with unpaired surrogates replaced: UTF-8 cannot encode them."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -10,7 +10,10 @@ from twostroke.request import PromptLogprobs, SampledToken
 
 
 def chat_logprob(text: Text, name: Callable[[int], str], token: SampledToken) -> Json:
-    """Returns a token's logprob and those beside it, as chats and responses show it. `name`: what tokens are called."""
+    """Returns the logprobs of a token and its alternatives, as chats and responses show them.
+
+    `name` returns what a token is called.
+    """
 
     def entry(token: int, logprob: float | None) -> Json:
         return {"token": name(token), "logprob": finite(logprob), "bytes": list(text.token_bytes(token))}
@@ -28,7 +31,7 @@ def completion_logprobs(
 ) -> Json:
     """Returns logprobs in the form of OpenAI's completions; the first token's text begins at `offset`.
 
-    `name` says what a token is called.
+    `name` returns what a token is called.
     """
     offsets = []
     for token in ids:
@@ -46,7 +49,7 @@ def joined(first: Json, second: Json) -> Json:
 def echoed_logprobs(
     text: Text, name: Callable[[int], str], ids: Sequence[int], scores: PromptLogprobs | None, top: int
 ) -> Json:
-    """Returns logprobs of the prompt as OpenAI's completions show them: none of the first token."""
+    """Returns logprobs of the prompt as OpenAI's completions show them. The first token has none."""
     logprobs: list[float | None] = [None] * len(ids)
     tops: list[Json | None] = [None] * len(ids)
     for index in range(len(scores or ())):

@@ -23,8 +23,8 @@ from router.text.tokenizer import Text, token_text
 from twostroke.base.errors import ServeError
 from twostroke.request import FinishReason, PromptLogprobs, SampledToken
 
-FRAMED = "text\0"
-"""Stands for a chunk's text where its frame is found. No name or id has a zero character."""
+TEXT_PLACEHOLDER = "text\0"
+"""Text of a sample chunk, whose other characters are the frame of all chunks. No name or id has a zero character."""
 
 
 def finish_reason(reason: FinishReason, *, has_calls: bool) -> str:
@@ -49,7 +49,7 @@ class OpenAIReply:
         kind, prefix = ("chat.completion", "chatcmpl") if request.is_chat else ("text_completion", "cmpl")
         self._object = kind
         self._head: Json = {"id": f"{prefix}-{point.request_id}", "created": int(time.time()), "model": model}
-        self._has_parts = request.has_parts  # known once: it looks at all prompts, and each choice asks
+        self._has_parts = request.has_parts  # kept, because the property goes through all prompts
         self._choices = [
             _ChoiceReply(
                 MessageDeltas(request.custom_names) if self._has_parts else None, is_opened=sent.tokens is not None
@@ -107,7 +107,7 @@ class OpenAIReply:
     def messages(self, event: TextEvent) -> str:
         """Returns the messages of a stream for one event, each with the token by which a client can resume after it.
 
-        A chat's opening comes before its first message.
+        An opening comes first: the role in a chat, or the prompt in a completion that echoes it.
         """
         choice = self._choices[event.choice]
         if choice.frame is not None and event.finish is None and not event.is_sent:
@@ -143,9 +143,9 @@ class OpenAIReply:
 
     def _frame(self, index: int) -> tuple[str, str]:
         """Returns what stands before and after the text in every message of a choice, but for the resume token."""
-        event = TextEvent(index, FRAMED)
+        event = TextEvent(index, TEXT_PLACEHOLDER)
         message = sse(encoded(self._chunk({"index": index, **self._part(event)}, None, event, 0)))
-        before, _, after = message.rpartition(quoted(FRAMED))
+        before, _, after = message.rpartition(quoted(TEXT_PLACEHOLDER))
         return before, after
 
     def _chunks(self, event: TextEvent) -> list[tuple[str, Json]]:
@@ -210,7 +210,7 @@ class OpenAIReply:
         return self._echoed[prompt]
 
     def _parts_of(self, parts: Sequence[Part]) -> Sequence[Part]:
-        """Returns what the client wants of an answer's parts."""
+        """Returns the parts of an answer without its reasoning, if the client does not want that."""
         return (
             parts
             if self._request.include_reasoning
@@ -227,7 +227,9 @@ class OpenAIReply:
         return {"delta": {} if event.finish and not event.text else {"content": event.text}}
 
     def _is_held_back(self, event: TextEvent, part: Json) -> bool:
-        """Returns whether the chunk would say nothing: a parser, a stop string or half a character waits for more."""
+        """Returns whether the chunk would be empty: a parser, a possible stop string or an incomplete character holds
+        its text back.
+        """
         wanted = self._request
         says_more = wanted.return_token_ids or wanted.options.logprobs is not None
         is_empty = not event.text if event.parts is None else not part.get("delta")
@@ -285,11 +287,11 @@ class OpenAIReply:
 
 
 class _ChoiceReply:
-    """What one choice has got so far."""
+    """The output of one choice so far."""
 
     def __init__(self, deltas: MessageDeltas | None, *, is_opened: bool) -> None:
         self.deltas = deltas
-        """None: the answer is text alone."""
+        """Writes text, reasoning and tool calls as deltas. None: the answer has only text."""
         self.texts: list[str] = []
         self.parts: list[Part] = []
         self.has_calls = False
@@ -297,8 +299,9 @@ class _ChoiceReply:
         self.finish_reason: str | None = None
         self.is_opened = is_opened
         self.frame: tuple[str, str] | None = None
-        """What stands around the text in its chunks, where they differ in nothing else."""
+        """What stands before and after the text in a chunk. None: not known yet, or chunks differ in more than text."""
         self.offset = 0
+        """Characters before the next token in `text_offset`, those of an echoed prompt included."""
         self.prompt_logprobs: PromptLogprobs | None = None
 
 

@@ -63,8 +63,8 @@ HARMLESS: Mapping[str, Callable[[Any], bool]] = {
     "guided_whitespace_pattern": is_never,
     "return_prompt_text": is_empty,
 }
-"""Fields whose effect is not offered here, and the values that ask for none. Other unknown fields are ignored, as
-OpenAI's servers and vLLM do."""
+"""Fields whose effect is not offered here, each with a test for values that do not ask for it. Other unknown fields are
+ignored, as by OpenAI's servers and vLLM."""
 
 
 class StreamOptions(Body):
@@ -86,10 +86,10 @@ class OpenAIRequest(AnswerRequest):
     return_tokens_as_token_ids: bool = False
     """Whether logprobs name tokens by their ids: `token_id:7`."""
     include_reasoning: bool = True
-    """False: what is read as reasoning is left out."""
+    """Whether the reply has the part of the answer that is parsed as reasoning."""
     echo: bool = False
     prompt_logprobs: Integer | None = None
-    """The number of logprobs of the prompt in vLLM's form, apart from those that `echo` shows with `logprobs`."""
+    """Top logprobs of each prompt token, in vLLM's form. Those that `echo` shows are counted by `logprobs`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -99,12 +99,12 @@ class OpenAIRequest(AnswerRequest):
 
 
 def refuse_unsupported(values: Mapping[str, Any]) -> None:
-    """Raises UnsupportedFeature that names the first field whose effect is not offered here."""
+    """Refuses fields whose effect is not offered here: raises UnsupportedFeature that names the first."""
     refuse(values, HARMLESS, "is not supported by this server")
 
 
 def refuse(values: Mapping[str, Any], harmless: Mapping[str, Callable[[Any], bool]], reason: str) -> None:
-    """Raises UnsupportedFeature, with this reason, for a field whose value is not harmless."""
+    """Refuses fields whose value is not harmless: raises UnsupportedFeature, with this reason, for the first."""
     if harmless.keys().isdisjoint(values):
         return
     for name, is_harmless in harmless.items():
@@ -120,7 +120,7 @@ def top_k_of(body: Mapping[str, Any], *unlimited: int) -> Any:
 
 
 def effort_variables(effort: str | None) -> dict[str, Any]:
-    """Returns the names by which templates know how much a model is to reason."""
+    """Returns the template variables that say how much a model is to reason."""
     if effort is None:
         return {}
     return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
@@ -198,7 +198,7 @@ class TextFields(Body):
 
 
 class PromptFields(Body):
-    """Fields of a completion that are about its prompt's place in the answer."""
+    """Fields of a completion that decide what the answer shows of the prompt, and what stands after the answer."""
 
     echo: bool = False
     suffix: str = ""
@@ -209,7 +209,7 @@ class PromptFields(Body):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Returns what they are as options of the answer."""
+        """The `AnswerOptions` that follow from these fields."""
         wanted = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         counts = [count for count in (self.prompt_logprobs, self.logprobs if self.echo else None) if count is not None]
         length: dict[str, Any] = {"is_prompt_only": False}
@@ -230,7 +230,7 @@ class DetokenizeBody(Body):
 
 CHAT_FIELDS: tuple[type[Body], ...] = (OpenAIRequest, ChatFields, ChatLogprobs, AnswerOptions)
 COMPLETION_FIELDS: tuple[type[Body], ...] = (OpenAIRequest, TextFields, PromptFields, AnswerOptions)
-"""What reads the fields of a body."""
+"""Classes that read the fields of a completion's body."""
 
 
 def parse_chat(body: Mapping[str, Any]) -> OpenAIRequest:
@@ -274,7 +274,7 @@ def _request(
     *,
     is_chat: bool,
 ) -> OpenAIRequest:
-    """Reads what all requests have in common. `special` are options that the dialect makes of other fields."""
+    """Reads the fields that chats and completions share. `special` are options that follow from other fields."""
     usual = {
         "max_tokens": body.get("max_tokens") if body.get("max_completion_tokens") is None else None,
         "top_k": top_k_of(body, 0, -1),

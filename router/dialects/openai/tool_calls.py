@@ -14,7 +14,7 @@ def has_calls(parts: Iterable[Part]) -> bool:
 
 
 class MessageDeltas:
-    """Writes what events add to the message of one choice."""
+    """Turns the parts of events into deltas of one choice's message."""
 
     def __init__(self, custom_names: frozenset[str]) -> None:
         """`custom_names`: names of custom tools."""
@@ -23,9 +23,9 @@ class MessageDeltas:
         """Inputs of calls of custom tools, by index."""
 
     def delta_of(self, parts: Sequence[Part], *, is_last: bool) -> Json:
-        """Returns what one event adds, in one delta: a client that resumes the stream gets whole events.
+        """Returns all that one event adds as one delta, because a stream is only resumed after whole events.
 
-        A call's first piece has its id, type and name; what an event adds to one call is one entry.
+        The first entry of a call has its id, type and name. An event adds at most one entry for each call.
         """
         content = "".join(part.text for part in parts if isinstance(part, TextPart))
         calls: dict[int, Json] = {}

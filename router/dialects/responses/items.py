@@ -13,7 +13,7 @@ from twostroke.base.client_text import shown
 from twostroke.base.errors import InvalidRequest, UnsupportedFeature
 
 TEXT_PARTS = frozenset({"input_text", "output_text", "text", "reasoning_text"})
-"""Parts of a content that are text."""
+"""Types of content parts that are text."""
 
 SKIPPED_ITEMS = frozenset(
     {
@@ -43,21 +43,22 @@ SKIPPED_ITEMS = frozenset(
         "web_search_call",
     }
 )
-"""Items that only tools of OpenAI's own servers make. Agents keep them in conversations that began elsewhere."""
+"""Types of items that only tools of OpenAI's own servers make. They are skipped: agents keep them in conversations that
+began at those servers."""
 
 REFUSED_ITEMS: Mapping[str, str] = {
     "item_reference": "this server stores no items: send the item itself",
-    "compaction": "its content can be read by the server that made it alone",
-    "compaction_summary": "its content can be read by the server that made it alone",
+    "compaction": "only the server that made it can read its content",
+    "compaction_summary": "only the server that made it can read its content",
 }
-"""Items without which a conversation means something else, and why they cannot be had here."""
+"""Types of items that cannot be skipped, because the conversation would change, and why they are refused."""
 
 _OWN = "twostroke:"
-"""Begins what stands as `encrypted_content` in reasoning items of this server."""
+"""Prefix of the `encrypted_content` in reasoning items that this server wrote."""
 
 
 def encoded_reasoning(text: str) -> str:
-    """Returns what a client that keeps `encrypted_content` alone has to send back. It is encoded, not secret."""
+    """Returns reasoning as `encrypted_content`, which some clients send back instead of text. It is not secret."""
     return _OWN + base64.b64encode(text.encode()).decode()
 
 
@@ -141,16 +142,16 @@ def _reasoning(chat: _Chat, item: Mapping[str, Any], name: str) -> None:
 
 
 def _function_call(chat: _Chat, item: Mapping[str, Any], name: str) -> None:
-    chat.call(_calling(item, item.get("arguments"), name))
+    chat.call(_call_message(item, item.get("arguments"), name))
 
 
 def _custom_call(chat: _Chat, item: Mapping[str, Any], name: str) -> None:
     if not isinstance(item.get("input"), str):
         raise InvalidRequest(f"{name}.input must be a string", field=f"{name}.input")
-    chat.call(_calling(item, {"input": item["input"]}, name))
+    chat.call(_call_message(item, {"input": item["input"]}, name))
 
 
-def _calling(item: Mapping[str, Any], arguments: Any, name: str) -> dict[str, Any]:
+def _call_message(item: Mapping[str, Any], arguments: Any, name: str) -> dict[str, Any]:
     call = {
         "id": _call_id(item, name),
         "type": "function",

@@ -1,4 +1,4 @@
-"""Output items of one response: what an answer's parts make of them, and the events by which a client follows."""
+"""Output items of one response, built from the parts of an answer, and their events in a stream."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class ReasoningItem:
     """Reasoning as the model wrote it. Nothing here makes summaries of it."""
 
     def __init__(self, item_id: str, *, is_encoded: bool) -> None:
-        """`is_encoded`: the client sends it back as `encrypted_content`."""
+        """`is_encoded`: the item has `encrypted_content`, which the client sends back."""
         self.item_id = item_id
         self._is_encoded = is_encoded
         self._texts: list[str] = []
@@ -136,11 +136,11 @@ class CallItem:
 
     def add(self, part: Part, logprobs: Sequence[Json]) -> Events:
         assert isinstance(part, ToolCallPart)
-        yield from self._told(part.arguments if self._input is None else self._input.feed(part.arguments))
+        yield from self._delta(part.arguments if self._input is None else self._input.feed(part.arguments))
 
     def close(self) -> Events:
         named = {"name": self._name} if self._input is None else {}
-        yield from self._told("" if self._input is None else self._input.end())
+        yield from self._delta("" if self._input is None else self._input.end())
         yield ItemEvent(f"{self._event}.done", {**named, self._field: "".join(self._texts)})
 
     def body(self, status: str) -> Json:
@@ -153,7 +153,7 @@ class CallItem:
             self._field: "".join(self._texts),
         }
 
-    def _told(self, text: str) -> Events:
+    def _delta(self, text: str) -> Events:
         if text:
             self._texts.append(text)
             yield ItemEvent(f"{self._event}.delta", {"delta": text})
@@ -163,7 +163,7 @@ class OutputItems:
     """All items of one response, one after the other."""
 
     def __init__(self, response: str, custom_names: frozenset[str], *, encodes_reasoning: bool) -> None:
-        """`response`: what the ids of items begin with, after the kind. `custom_names`: names of custom tools."""
+        """`response` is part of the id of every item. `custom_names`: names of custom tools."""
         self._response = response
         self._custom_names = custom_names
         self._encodes_reasoning = encodes_reasoning
@@ -182,7 +182,7 @@ class OutputItems:
         return len(self._closed)
 
     def add_text(self, text: str) -> bool:
-        """Adds text to the message that is being written. Returns False, and adds nothing, where there is none."""
+        """Adds text to the current item. Returns False, and adds nothing, if that is not a message."""
         if not isinstance(self._current, MessageItem):
             return False
         self._current.texts.append(text)
@@ -210,7 +210,7 @@ class OutputItems:
         yield from self._named(self._current.add(part, told))
 
     def end(self, status: str) -> Events:
-        """Closes the last item. An answer without any is an empty message."""
+        """Closes the last item. The output of an answer without items is an empty message."""
         if self._current is None and not self._closed:
             self._current = self._message()
             yield self._item_event("output_item.added", self._current.body("in_progress"))
@@ -229,7 +229,7 @@ class OutputItems:
         self._current = None
 
     def bodies(self) -> list[Json]:
-        """Returns all items; one that is still written is incomplete."""
+        """Returns all items. The current one, if there is one, is incomplete."""
         return [*self._closed, *([] if self._current is None else [self._current.body("incomplete")])]
 
     def _item_event(self, kind: str, item: Json) -> ItemEvent:

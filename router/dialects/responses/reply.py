@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from router.dialects.openai.logprobs import chat_logprob
-from router.dialects.openai.reply import FRAMED
+from router.dialects.openai.reply import TEXT_PLACEHOLDER
 from router.dialects.reply import LONG_BODY, Json, encoded, quoted, sse
 from router.dialects.responses.output import ItemEvent, OutputItems
 from router.dialects.responses.schema import ResponsesRequest
@@ -20,7 +20,7 @@ from twostroke.request import FinishReason
 
 
 class ResponsesReply:
-    """Builds one response of its text events."""
+    """Builds one response from its text events."""
 
     def __init__(
         self, request: ResponsesRequest, point: StreamPoint, model: str, text: Text, progress: Progress
@@ -38,7 +38,10 @@ class ResponsesReply:
         self._finish: FinishReason | None = None
         self._sequence = 0
         self._frames: dict[int, tuple[str, str]] = {}
-        """What stands around the text, and then around the number, in deltas of messages, by index in the output."""
+        """What stands before the text, and between it and the sequence number, in each delta of a message.
+
+        The keys are the messages' indices in the output.
+        """
 
     def add(self, event: TextEvent) -> None:
         for _ in self._item_events(event):
@@ -65,7 +68,7 @@ class ResponsesReply:
         return self._message(self._status, {"response": self.body()})
 
     def failure(self, error: ServeError) -> str:
-        """Returns the event that tells of a failed response, with as much of the output as there was."""
+        """Returns the event of a failed response, with the output so far."""
         failed = self._body("failed", error={"code": _code(error), "message": error.message})
         return self._message("failed", {"response": failed})
 
@@ -77,7 +80,7 @@ class ResponsesReply:
         return "incomplete" if self._finish is FinishReason.LENGTH else "completed"
 
     def _item_events(self, event: TextEvent) -> Sequence[ItemEvent]:
-        """Takes an event into the output, and returns what happened to its items."""
+        """Adds an event to the output, and returns the events of its items."""
         parts: Sequence[Part] = (TextPart(event.text),) if event.parts is None else event.parts
         logprobs = (
             []
@@ -99,12 +102,16 @@ class ResponsesReply:
         return self._message("created", {"response": body}) + self._message("in_progress", {"response": body})
 
     def _text_delta(self, text: str) -> str:
-        """Returns the event of text that a message has got: deltas of one message differ only in text and number."""
+        """Returns the event of a text that was added to the current message.
+
+        Deltas of one message differ only in text and sequence number, so each is made from the same frame.
+        """
         index = self._output.index
         frame = self._frames.get(index)
         if frame is None:
-            framed = self._output.text_delta(FRAMED)
-            before, _, after = self._message(framed.kind, framed.fields, number=0).rpartition(quoted(FRAMED))
+            sample = self._output.text_delta(TEXT_PLACEHOLDER)
+            message = self._message(sample.kind, sample.fields, number=0)
+            before, _, after = message.rpartition(quoted(TEXT_PLACEHOLDER))
             frame = self._frames[index] = before, after.removesuffix("0}\n\n")
         self._sequence += 1
         return f"{frame[0]}{quoted(text)}{frame[1]}{self._sequence - 1}}}\n\n"
@@ -165,7 +172,7 @@ class ResponsesReply:
 
 
 def _plain_text(event: TextEvent) -> str:
-    """Returns the event's text; empty where it has anything else."""
+    """Returns the text of an event that has nothing else. Empty: it has other parts, or none."""
     if event.parts is None:
         return event.text
     part = event.parts[0] if len(event.parts) == 1 else None
@@ -173,7 +180,7 @@ def _plain_text(event: TextEvent) -> str:
 
 
 def _code(error: ServeError) -> str:
-    """Returns which of the codes that OpenAI's clients know comes nearest."""
+    """Returns the nearest of the error codes that OpenAI's clients know."""
     if isinstance(error, Overloaded):
         return "rate_limit_exceeded"
     return "invalid_prompt" if isinstance(error, InvalidRequest) else "server_error"

@@ -30,7 +30,7 @@ class RefusedField(NamedTuple):
     """A field whose effect is not offered here."""
 
     is_harmless: Callable[[Any], bool]
-    """Tells whether a value asks for no effect."""
+    """Returns whether a value does not ask for the effect."""
     why: str = "this server does not support it"
 
 
@@ -57,7 +57,7 @@ REFUSED: Mapping[str, RefusedField] = {
     "enable_response_messages": RefusedField(is_empty),
     "previous_input_messages": RefusedField(is_empty, _NO_STORE),
 }
-"""Fields that would change the answer if they were ignored, apart from null. Other unknown fields are ignored."""
+"""Fields that are refused, because ignoring them would change the answer. Null and other unknown fields are ignored."""
 
 
 SAMPLING = (
@@ -79,7 +79,7 @@ SAMPLING = (
     "include_stop_str_in_output",
     "skip_special_tokens",
 )
-"""Fields of sampling and stopping that are those of chat completions."""
+"""Fields of sampling and stopping. They mean the same as in chat completions."""
 
 
 VERBOSITIES = ("low", "medium", "high")
@@ -87,7 +87,7 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 SUMMARIES = ("auto", "concise", "detailed")
 
 UNNAMED_SCHEMA = "response"
-"""Name that a response shows for a schema that the client has not named: no client can read a format without one."""
+"""Name in the response of a schema that the client has not named: clients cannot read a format without a name."""
 
 MAX_SAFETY_IDENTIFIER_CHARS = 64
 """OpenAI's own limit: responses repeat the identifier."""
@@ -120,7 +120,7 @@ class TextField(Body):
 
     @property
     def shown(self) -> Mapping[str, Any]:
-        """The field as a response shows it: whole, without what the client has made up."""
+        """The field as a response shows it: complete, and without keys that the API does not have."""
         verbosity = {} if self.verbosity is None else {"verbosity": self.verbosity}
         return {"format": _shown_format(self.format), **verbosity}
 
@@ -212,7 +212,7 @@ class ResponsesFields(Body):
 
 
 FIELDS: tuple[type[Body], ...] = (ResponsesRequest, ResponsesFields, AnswerOptions)
-"""What reads the fields of a body; `AnswerOptions` those in `SAMPLING` alone."""
+"""Classes that read the fields of a body. `AnswerOptions` reads only those in `SAMPLING`."""
 
 
 def parse_response(body: Mapping[str, Any]) -> ResponsesRequest:
@@ -231,7 +231,7 @@ def counted_response(body: Mapping[str, Any]) -> ChatPrompt:
 
 
 def _refuse(body: Mapping[str, Any]) -> None:
-    """Raises UnsupportedFeature for a field that would change the answer if it was ignored."""
+    """Refuses fields that would change the answer if they were ignored: raises UnsupportedFeature for the first."""
     for name, refused in REFUSED.items():
         value = body.get(name)
         if value is not None and not refused.is_harmless(value):

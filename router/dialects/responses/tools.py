@@ -78,7 +78,7 @@ def read_tools(tools: Any, choice: Any) -> ResponseTools:
 
 
 def _refuse_other_forms(choice: Json) -> None:
-    """Raises InvalidRequest that says how a choice of another API is written here."""
+    """Refuses a choice in the form of another API. The InvalidRequest says how it is written here."""
     kind = choice.get("type")
     if not isinstance(kind, str):
         return
@@ -95,7 +95,7 @@ def _allowed(known: Sequence[Json], choice: Json) -> ResponseTools:
     allowed, mode = choice.get("tools"), choice.get("mode")
     if not isinstance(allowed, list) or mode not in ("auto", "required"):
         raise InvalidRequest('tool_choice must have tools and the mode "auto" or "required"', field="tool_choice")
-    names = [tool["name"] for tool in known]  # what a client sends as one may be a list
+    names = [tool["name"] for tool in known]  # no set: the name that a client sends may not be hashable
     kept = []
     for index, tool in enumerate(allowed):
         kind = tool.get("type") if isinstance(tool, dict) else None
