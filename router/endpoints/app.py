@@ -55,16 +55,17 @@ BODY_TIMEOUT_S = 60.0
 TIMEOUT_HEADER = "x-request-timeout-s"
 LAST_EVENT_ID_HEADER = "last-event-id"
 RESUMABLE_HEADER = "x-resumable-stream"
-"""`true`: the client wants to be able to resume the stream at another router, as one that sends Last-Event-ID does."""
+"""Header with the value `true` if the client wants to be able to resume the stream at another router. Clients that send
+`last-event-id` want it, too."""
 TENANT_HEADER = "x-tenant-id"
-"""Tenant, set by gateways that know their clients; clients must not be able to choose it."""
+"""Header in which a gateway names its client's tenant. Clients must not be able to set it."""
 
 OPEN_PATHS = HEALTH_PATHS | {"/metrics", INDEX, OPENAPI_PATH}
-"""Paths that take no key. Metrics are among them only where they have no port of their own. The description of the
-endpoints says nothing of the cluster."""
+"""Paths that need no API key. `/metrics` is only served here if it has no port of its own. `/openapi.json` says nothing
+about the cluster."""
 
 Handler = Callable[[Request], Awaitable[ASGIApp]]
-"""Returns what writes the response."""
+"""Handles a request, and returns the ASGI application that writes the response."""
 
 
 def build_http_app(
@@ -78,8 +79,8 @@ def build_http_app(
     operators: Sequence[OperatorCall] = (),
     further: Sequence[Route] = (),
 ) -> ASGIApp:
-    """Builds the HTTP application. `outer` sees every request first. `pages` are those of branches, `operators` calls
-    that take the cluster's token, `further` other routes than those of clients.
+    """Builds the HTTP application. `outer` sees every request first. `pages` are pages of branches for clients,
+    `operators` are calls that need the cluster's token, and `further` are routes that are not for clients.
     """
     endpoints, models = HttpEndpoints(handler, max_body_bytes), ModelPages(handler)
     answers = {each.path: _funnel(partial(endpoints.answer, each)) for each in DIALECTS}
@@ -113,7 +114,7 @@ def build_http_app(
 
 
 class AnswersFirst:
-    """Calls what answers a POST to a path by one look at a table. Everything else goes to `others`."""
+    """Finds the handler of a POST by one lookup of its path. Everything else goes to `others`."""
 
     def __init__(self, answers: Mapping[str, Handler], others: ASGIApp) -> None:
         """Paths of `answers` that have parameters are left to `others`."""
@@ -198,7 +199,7 @@ class HttpEndpoints:
         )
 
     async def _body(self, request: Request) -> bytes:
-        """Returns the whole body. What follows is cancelled when the client leaves."""
+        """Returns the whole body. From then on, the request's task is cancelled when the client disconnects."""
         body = await read_body(request, self._max_body_bytes)
         exchange = request.scope.get("extensions", {}).get(EXCHANGE)
         if exchange is not None:
@@ -207,7 +208,10 @@ class HttpEndpoints:
 
 
 async def read_body(request: Request, most_bytes: int) -> bytes:
-    """Raises RequestTooLarge, DeadlineExceeded where it comes too slowly, or Cancelled where the client leaves."""
+    """Returns the whole body.
+
+    Raises RequestTooLarge, DeadlineExceeded if it arrives too slowly, or Cancelled if the client disconnects.
+    """
     announced, body = request.headers.get("content-length", "0"), bytearray()
     too_large = RequestTooLarge(f"the body is larger than the {most_bytes} bytes that are allowed")
     if announced.isdecimal() and int(announced) > most_bytes:
@@ -226,16 +230,16 @@ async def read_body(request: Request, most_bytes: int) -> bytes:
 
 
 async def stored_response(request: Request) -> Response:
-    """Answers what clients ask of a response that OpenAI's servers would have kept."""
+    """Refuses all calls about a stored response, because this server stores none."""
     response = client_text.shown(request.path_params["response"])
     raise NotFound(f"there is no response {response}: this server stores none, whatever a request says in store")
 
 
 def check_content_type(request: Request, *, takes_bytes: bool) -> None:
-    """Refuses bodies that are not read here, and those that a browser sends without asking first.
+    """Refuses content types that are not read here, among them all that a browser sends without a preflight request.
 
-    A browser asks (preflight) whether a page of another origin may send JSON or plain bytes, but not for forms and
-    texts. A request that no browser sent may have no type. tritonclient's asyncio client calls JSON bytes, too.
+    For a page of another origin, a browser sends forms and plain text without preflight, but no JSON and no bytes. A
+    request that no browser sent may have no content type. tritonclient's asyncio client sends all bodies as bytes.
     """
     coding = request.headers.get("content-encoding", "identity")
     if coding.lower() != "identity":
@@ -251,7 +255,7 @@ def check_content_type(request: Request, *, takes_bytes: bool) -> None:
 
 
 def _named_tenant(request: Request) -> str:
-    """Returns the tenant that a gateway names. It is checked before anything is kept under it."""
+    """Returns the tenant that a gateway names, or "". Raises InvalidRequest for a malformed name."""
     return check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER)
 
 
@@ -260,7 +264,7 @@ def _client_address(request: Request) -> str:
 
 
 def _json_length(request: Request, body_bytes: int) -> int | None:
-    """Returns how many bytes of a body are JSON, where the client says that others follow."""
+    """Returns how many bytes of a body are JSON. None: the client does not say, so all are."""
     value = request.headers.get(JSON_LENGTH_HEADER)
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""Responses that are errors: the headers are the same in every dialect, status and body are as the dialect has them."""
+"""Error responses. Their headers are the same in every dialect; their status and body are the dialect's."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from router.dialects.reply import ErrorForm
 from twostroke.base.errors import InvalidApiKey, Overloaded, ServeError, without_frames
 
 SHOULD_RETRY_HEADER = "x-should-retry"
-"""Header by which OpenAI's and Anthropic's clients decide. Without it they retry every status of 408, 409, 429 or from
-500 on."""
+"""Header that tells OpenAI's and Anthropic's clients whether to retry. Without it they retry after 408, 409, 429, and
+every status from 500 on."""
 LONGEST_RETRY_S = 60.0
-"""Longest wait of OpenAI's clients. Where a retry is due later they try sooner, and in vain."""
+"""Longest wait of OpenAI's clients before a retry. If a retry is due later, they are told not to retry: they would do
+so too early."""
 
 
 def error_response(error: ServeError, form: ErrorForm, request_id: str = "") -> Response:

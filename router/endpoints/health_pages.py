@@ -60,7 +60,7 @@ class HealthPages:
 class MetricsPage:
     """The page that scrapers read, rendered on the event loop.
 
-    Scrapers that ask meanwhile wait for one rendering together. What they get was rendered after they asked.
+    Scrapers that ask during a rendering wait, and share the next one: every page is rendered after it was asked for.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -1,8 +1,8 @@
-"""What every HTTP request passes first: its id, authentication, and a guard against web pages of other origins.
+"""Middleware of all HTTP requests: request ids, authentication, and a guard against web pages of other origins.
 
-A page of another origin may send requests that a browser does not ask about first (no preflight): a POST of plain text,
-say. And a page whose own name was made to lead to 127.0.0.1 (DNS rebinding) is of the same origin to its browser. Both
-would reach a router that listens on loopback, where no API key keeps them out.
+A page of another origin can send some requests without a preflight, such as a POST of plain text. A page whose host
+name resolves to 127.0.0.1 (DNS rebinding) has the same origin for the browser. Both could call a router that listens on
+loopback and has no API keys.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ KEY_HEADER = "x-api-key"
 
 
 CONSOLE_PAGE, CONSOLE_FILES = "/console", "/console/static/"
-"""The console's page and the beginning of its files' paths: they say nothing of the cluster, and take no key. Its API
-takes an operator's."""
+"""Path of the console's page, and prefix of its files' paths. They need no key, because they hold nothing about the
+cluster. The console's API needs an operator's key."""
 
 PREFLIGHT_S = 600
-"""Time for which a browser remembers what it may send."""
+"""Seconds for which a browser may cache the response to a preflight request."""
 
 
 class Authentication:
-    """Gives every request an id, the client's own where it sent one, and authenticates it for as long as it takes.
+    """Gives every request an id, the client's own if it sent one, and admits it with its API key until it ends.
 
-    Every response has the id in its headers.
+    Every response has the id in its headers, unless the id was refused.
     """
 
     def __init__(self, app: ASGIApp, authenticator: Authenticator, open_paths: frozenset[str]) -> None:
-        """`open_paths` take no client's key."""
+        """`open_paths` need no API key of a client."""
         self._app = app
         self._open_paths = open_paths
         self._authenticator = authenticator
@@ -97,7 +97,7 @@ async def _refuse(error: ServeError, scope: Scope, receive: Receive, send: Send)
 
 
 def _shown_key(headers: Headers) -> str | None:
-    """Returns the key as a bearer token. Anthropic's clients show it in a header of its own."""
+    """Returns the API key as a bearer token. Anthropic's clients send it in `x-api-key`."""
     shown = headers.get("authorization")
     if shown is None and (key := headers.get(KEY_HEADER)) is not None:
         return f"Bearer {key}"
@@ -105,7 +105,7 @@ def _shown_key(headers: Headers) -> str | None:
 
 
 class BrowserGuard:
-    """Refuses names and origins that are not this server's. What no browser sent has no Origin header."""
+    """Refuses requests whose Host or Origin is not allowed. A request that no browser sent has no Origin header."""
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str], origins: frozenset[str]) -> None:
         self._app = app
@@ -134,7 +134,7 @@ class BrowserGuard:
 
 
 def browser_middleware(endpoints: EndpointsConfig, host: str) -> list[Middleware]:
-    """Returns what guards against browsers. `host` is the interface that clients connect to."""
+    """Returns the middleware for browsers: CORS, and the guard. `host` is the address that the router listens on."""
     middleware = []
     if endpoints.cors_origins:
         cors = Middleware(

@@ -1,4 +1,4 @@
-"""`/v1/models`: what is served, as OpenAI's API and vLLM write it, and to Anthropic's clients as theirs does."""
+"""`/v1/models`: the models that are served, in the form of OpenAI's API and vLLM, or of Anthropic's for its clients."""
 
 from __future__ import annotations
 
@@ -59,6 +59,6 @@ class ModelPages:
         return card
 
     def _named_card(self, named: NamedModel) -> Json:
-        """Returns what vLLM says about a model that is served beside it: its root is the folder that it came from."""
+        """Returns the card of a model that is served beside the main one. As in vLLM, its root is its folder."""
         own = {"id": named.name, "created": int(named.loaded_s), "root": named.ref.path}
         return {**self._model_card(), **own, "parent": self._handler.model}

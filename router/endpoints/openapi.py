@@ -1,4 +1,4 @@
-"""`/openapi.json`: a description of the endpoints that clients call, made of the routes and of what reads their bodies.
+"""`/openapi.json`: a description of the endpoints for clients, made from the routes and the classes that read bodies.
 
 It lists the fields of a body that are read, with their types. What their values mean is in the manual.
 """
@@ -42,12 +42,12 @@ OPENAPI_PATH = "/openapi.json"
 @dataclass(frozen=True, slots=True)
 class ReadBody:
     kinds: tuple[type[Body], ...]
-    """What reads it. A field that several read is as the first says."""
+    """Classes that read the body. If several read a field, it has the schema of the first."""
     required: tuple[str, ...] = ()
     unread: Collection[str] = ()
-    """Fields of its kinds that are not read here."""
+    """Fields of `kinds` that this endpoint does not read."""
     objects: tuple[str, ...] = ()
-    """Fields that are read apart from its kinds, and are objects."""
+    """Fields that none of `kinds` has, and whose values are objects."""
 
 
 _FORMS = ("response_format", "structured_outputs")
@@ -55,7 +55,7 @@ _RESPONSE = ReadBody(
     RESPONSES_FIELDS, ("input",), frozenset(AnswerOptions.model_fields) - frozenset(SAMPLING), _FORMS[1:]
 )
 _OF_OTHERS = (*OTHER_OPTIONS, "stop", "user")
-"""Fields that Anthropic's dialect has not, or has under other names."""
+"""Fields that Anthropic's API does not have, or has under other names."""
 
 BODIES: Mapping[str, ReadBody] = {
     "/v1/chat/completions": ReadBody(CHAT_FIELDS, ("messages",), objects=_FORMS),
@@ -74,7 +74,7 @@ MADE = frozenset(
     {"prompts", "options", "is_chat", "custom_names", "given_tools", "had_billing_header"}
     | {"structured", "is_prompt_only"}
 )
-"""Fields that a dialect makes of others: clients do not send them."""
+"""Fields that a dialect derives from others: clients do not send them."""
 
 _TEXT_PATHS = frozenset({"/", "/health", "/ready", "/live", "/metrics"})
 
@@ -90,7 +90,7 @@ class ClientPage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OperatorCall:
-    """A call for who has the cluster's token. It takes an object and is answered with a text."""
+    """A call for operators, who have the cluster's token. Its body is a JSON object, and its response is text."""
 
     path: str
     call: Callable[[Request], Awaitable[Response]]
@@ -99,7 +99,7 @@ class OperatorCall:
 
 
 class OpenApiPage:
-    """The description, made at the first call, on a thread: it takes some tenths of a second."""
+    """The page, whose document is made at the first request, on a thread: that takes some tenths of a second."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class OpenApiPage:
         *,
         takes_keys: bool,
     ) -> None:
-        """`open_paths` take no key of a client. `takes_keys`: all others do, but for those of `operators`."""
+        """`takes_keys`: whether a client needs an API key, but for `open_paths` and the paths of `operators`."""
         self._routes = routes
         self._operators = {each.path: each.field for each in operators}
         self._open_paths = open_paths
@@ -177,7 +177,7 @@ def _dialect_at(path: str) -> Dialect | None:
 
 
 def _content(path: str) -> Json:
-    """Returns the media types of a path's bodies. Empty: it takes none."""
+    """Returns the media types of a path's bodies. Empty: the path takes no body."""
     if path in BODIES:
         return {"application/json": {"schema": body_schema(path)}}
     dialect = _dialect_at(path)
@@ -188,7 +188,7 @@ def _content(path: str) -> Json:
 
 
 def body_schema(path: str) -> Json:
-    """Returns the JSON schema of a path's bodies, which is one of `BODIES`."""
+    """Returns the JSON schema of the bodies of a path in `BODIES`."""
     properties: dict[str, Any] = {}
     body = BODIES[path]
     for name, schema in itertools.chain.from_iterable(map(_fields, body.kinds)):
@@ -216,7 +216,7 @@ def _nullable(schema: Json) -> Json:
 
 
 def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """Returns a schema without references, titles that pydantic makes of names, and defaults, which are its own."""
+    """Returns a schema with references resolved, and without the titles, descriptions and defaults of pydantic."""
     if isinstance(schema, list):
         return [_inlined(each, definitions) for each in schema]
     if not isinstance(schema, dict):
@@ -245,7 +245,7 @@ def _answers(path: str, is_operators: bool) -> Json:
 
 
 def _error(path: str) -> Json:
-    """Returns the form of errors, which it reads from one of them."""
+    """Describes the error responses of a path. Their schema is derived from one error."""
     form = error_form_at(path, {})
     body = {**form.body(InternalError("")), **({"request_id": ""} if form.has_request_id else {})}
     content: Json = {"application/json": {"schema": _shape(body)}}

@@ -1,4 +1,4 @@
-"""Calls of clients: who makes them, and what their metadata say."""
+"""Calls of gRPC clients: their authentication, their metadata, and the messages of their streams."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from twostroke.rpc.entrance import Context
 
 
 class AuthenticatedCalls:
-    """Authenticated calls, until they end: a call is authenticated before its message is read."""
+    """The open calls, each with who makes it: a call is authenticated before its message is read."""
 
     def __init__(self, authenticator: Authenticator) -> None:
         self._authenticator = authenticator
@@ -24,7 +24,7 @@ class AuthenticatedCalls:
 
     @contextlib.contextmanager
     def admit(self, context: Context) -> Iterator[None]:
-        """Raises InvalidApiKey or RateLimitExceeded."""
+        """Authenticates a call with one request, until the call ends. Raises InvalidApiKey or RateLimitExceeded."""
         with self.admit_request(context) as auth:
             self._open[context] = auth
             try:
@@ -36,19 +36,19 @@ class AuthenticatedCalls:
         return self._open[context]
 
     def check(self, context: Context) -> None:
-        """Checks who makes a call with a stream of requests, each of which is admitted by itself.
+        """Checks the API key of a call with a stream of requests, each of which is admitted by itself.
 
         Raises InvalidApiKey.
         """
         self._authenticator.check(shown_metadata(context, "authorization") or None)
 
     def admit_request(self, context: Context) -> AbstractContextManager[AuthContext]:
-        """Raises InvalidApiKey or RateLimitExceeded."""
+        """Admits one request of a call, until it ends. Raises InvalidApiKey or RateLimitExceeded."""
         return self._authenticator.admit(shown_metadata(context, "authorization") or None)
 
 
 def shown_metadata(context: Context, name: str) -> str:
-    """Returns what a call's metadata say under a name. Empty: nothing."""
+    """Returns the value of a key in a call's metadata. Empty: the key is missing."""
     shown = next((value for key, value in context.invocation_metadata() or () if key == name), "")
     return shown.decode(errors="replace") if isinstance(shown, bytes) else shown
 
@@ -62,16 +62,16 @@ Message = TypeVar("Message")
 
 
 class QueuedWriter(Generic[Message]):
-    """Writes one message after the other. gRPC takes each with a wait, in a task that has nothing else to do."""
+    """Writes messages to a gRPC stream, one after the other, in a task: each write has to be awaited."""
 
     def __init__(self, write: Callable[[Message], Awaitable[None]], beat: Message | None = None) -> None:
-        """`beat` is a sign of life, for a stream that must not be silent for long."""
+        """`beat` is a keep-alive message, for a stream that must not be silent for long."""
         self._write_one = write
         self._beat = beat
         self.turn = asyncio.Lock()
         self._unsent: deque[Message] = deque()
         self._writing: asyncio.Task[None] | None = None
-        """None: all was written."""
+        """The task that writes. None: all messages were written."""
         self.is_started = False
         self.sent_s = time.monotonic()
 
@@ -97,7 +97,7 @@ class QueuedWriter(Generic[Message]):
         await self.drain()
 
     async def close(self) -> None:
-        """Drops what is not written."""
+        """Drops the messages that are not written yet."""
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Reads the tenant out of a message that nobody has parsed yet: parsing a large one takes long."""
+"""Reads the tenant from a serialized message without parsing it: parsing a large one takes long."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from twostroke.rpc.v1 import inference_pb2
 
 FIELD: Final = inference_pb2.GenerateRequest.DESCRIPTOR.fields_by_name["tenant"].number
 MOST_FIELDS = 500
-"""Fields of a message that are looked at: its prompt is one of them."""
+"""Most fields of a message that are read; a prompt is one field. With more, the tenant is not known."""
 FIXED_BYTES: Final = {1: 8, 5: 4}
+"""Bytes of a value, by the wire types that have a fixed length."""
 
 
 def named_tenant(raw: bytes) -> str | None:
-    """Returns the tenant that a message of `Generate` names, or "". None: that is not known."""
+    """Returns the tenant that a message of `Generate` names, or "". None: the message has too many fields, or is
+    malformed.
+    """
     at, tenant = 0, b""
     try:
         for _ in range(MOST_FIELDS):

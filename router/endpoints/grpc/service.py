@@ -36,7 +36,7 @@ SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
 class InferenceService:
-    """Serves authenticated calls. Messages with prompts arrive as bytes: parsing a large one takes long."""
+    """Serves authenticated calls. Messages with prompts are parsed by preparation: for a large one that takes long."""
 
     def __init__(self, handler: RequestHandler, calls: AuthenticatedCalls) -> None:
         self._handler = handler
@@ -51,8 +51,8 @@ class InferenceService:
         request = _client_request(body, auth, context, received_s)
         messages = _Messages(request, self._handler.text, context)
         has_begun, dispatcher, writer = request.point.resumptions > 0, self._handler.dispatcher, messages.writer
-        # Messages are written from inside the call, not yielded, so that a client that goes away cancels the answer
-        # wherever it stands.
+        # Messages are written in the call, not yielded, so that a client that disconnects cancels the answer at any
+        # point.
         answering = self._handler.answer(request, messages)
         try:
             await with_pulse(
