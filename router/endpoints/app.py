@@ -31,7 +31,7 @@ from router.json_body import as_number
 from router.requests.client_request import AnswerRequest, ClientRequest, check_timeout
 from router.requests.params import check_request_id
 from router.requests.request_handler import RequestHandler
-from router.requests.resume import SentProgress, StreamPoint, Untold
+from router.requests.resume import NoResumeTokens, SentProgress, StreamPoint
 from router.requests.work import BesideBody
 from twostroke.base import client_text
 from twostroke.base.errors import (
@@ -174,7 +174,7 @@ class HttpEndpoints:
         model = wanted.model or self._handler.model
 
         def reply() -> Reply:
-            progress = SentProgress(point) if client_request.is_resumable else Untold()
+            progress = SentProgress(point) if client_request.is_resumable else NoResumeTokens()
             return dialect.reply(wanted, point, model, self._handler.text, progress)
 
         return AnswerResponse(self._handler, client_request, reply, dialect.errors, stream=wanted.stream)

@@ -32,7 +32,7 @@ from twostroke.rpc.channel import call_timeout_s
 
 
 def check_timeout(timeout_s: float | None, name: str) -> float | None:
-    """Returns at most a day; more means a day, too."""
+    """Returns the timeout, at most a day. Raises InvalidRequest for a negative one."""
     if timeout_s is not None and timeout_s < 0:
         raise InvalidRequest(f"{name} must be a number of seconds, 0 or more, got {timeout_s}", field=name)
     return None if timeout_s is None else call_timeout_s(timeout_s)
@@ -54,7 +54,7 @@ def _takes_converted(value: Any) -> bool:
 
 
 def _speculation(value: Any) -> str:
-    """Checks who may propose tokens. Only decode workers know whether a draft model is served, and refuse it if not."""
+    """Checks the name of a drafter. Only decode workers know whether a draft model is served, and refuse it if not."""
     if not isinstance(value, str):
         raise wrong_kind("speculation", value, "a string")
     if value not in (SPECULATE_AUTO, SPECULATE_OFF, *DRAFTER_NAMES):
@@ -67,9 +67,9 @@ def _speculation(value: Any) -> str:
 
 
 class AnswerRequest(Body):
-    """What a dialect has read of a request. It adds the fields that its replies depend on.
+    """A request as its dialect has read it. The subclasses of dialects add the fields that their replies depend on.
 
-    Clients do not send `prompts` and `options`: the dialect makes them of what they send.
+    Clients do not send `prompts` and `options`: the dialect derives them from what they send.
     """
 
     prompts: Annotated[tuple[Prompt, ...], SkipValidation]
@@ -80,28 +80,28 @@ class AnswerRequest(Body):
         default=None, alias="timeout"
     )
     priority: Annotated[Integer, AfterValidator(lambda wanted: priority_class(-wanted))] = 0
-    """Class of the request. In a body lower goes first, as in vLLM's and LiteLLM's servers; here, higher does."""
+    """Class of the request: higher goes first. In a body, lower goes first, as in vLLM's and LiteLLM's servers."""
     user: Annotated[str, AfterValidator(lambda user: check_request_id(user, "user"))] = ""
     cache_salt: Annotated[bytes, BeforeValidator(_salt, json_schema_input_type=str)] = b""
-    """The client's own salt: its requests share prefixes only with those of its tenant that bring the same."""
+    """The client's own salt: its requests share prefixes only with requests of its tenant that have the same salt."""
     prompt_cache_key: str | None = None
-    """The client's hint which of its requests have prefixes in common: it may decide between workers that are equally
-    good, and never who shares what."""
+    """The client's hint that requests with the same key have prefixes in common. It may decide between workers that are
+    equally good, but never which requests share blocks."""
     takes_converted: Annotated[bool, BeforeValidator(_takes_converted, json_schema_input_type=str)] = Field(
         default=True, alias="kv_exactness"
     )
     """Whether the request may be served by pages that were converted from another form."""
     speculation: Annotated[str, BeforeValidator(_speculation)] = SPECULATE_AUTO
-    """The field says who may propose tokens of the answer: auto, off, or a drafter."""
+    """The drafter that may propose tokens of the answer: auto, off, or the name of one."""
 
     @property
     def removed_part(self) -> str:
-        """What the dialect has taken out of the prompt because it changes with each request, as metrics name it."""
+        """Name in metrics of what the dialect removed from the prompt as different in each request. Empty: none."""
         return ""
 
     @property
     def named_tenant(self) -> str:
-        """The tenant that a gateway names in the request's message, and not beside it."""
+        """The tenant that a gateway names in the request's message. Empty: it names none there."""
         return ""
 
     @property
@@ -124,18 +124,18 @@ class ClientRequest:
     point: StreamPoint
     """The stream of its output, and what the client has of it already."""
     is_resumable: bool = False
-    """Whether the client gets with every message what it needs to resume the stream at another router."""
+    """Whether every message has a token with which the client can resume the stream at another router."""
     is_id_drawn: bool = False
     """Whether the request id is this router's own, which no other client can guess."""
     may_rename: bool = False
-    """Whether to take another id where an open request has this one, instead of refusing: proxies repeat theirs on
-    retries."""
+    """Whether the request gets another id, instead of being refused, if an open request has the same one: proxies
+    repeat ids on retries."""
     clamps_length: bool = False
     """Whether a client that asks for more tokens than fit after its prompt gets as many as fit, instead of an error."""
     deadline_s: float | None = None
     """Seconds since the Unix epoch."""
     tenant: str = ""
-    """Named by the API key or the gateway. No other tenant shares its prefixes."""
+    """Tenant that the API key or the gateway names. Other tenants share no prefixes with it."""
     auth: AuthContext = ANONYMOUS
     client: str = ""
     """Address of the client's machine."""
@@ -162,20 +162,20 @@ class ClientRequest:
         return self.point.request_id
 
     @property
-    def turns_of(self) -> str:
-        """The name of those whose turns it takes: its tenant, or else its machine. No client chooses it."""
+    def fair_queue_key(self) -> str:
+        """The name under which it takes turns with others: its tenant, or else its client's address."""
         return self.tenant or self.client
 
     @property
     def routing(self) -> RoutingParams:
-        """What only routers need to know of it. Tenants that use the same cache key do not meet by it."""
+        """The parameters for routing. A cache key is hashed with the tenant: equal keys of two tenants differ."""
         cache_key, body = b"", self.body
         if body.prompt_cache_key:
             named = f"{self.tenant}\0{body.prompt_cache_key}".encode()
             cache_key = hashlib.blake2b(named, digest_size=16, person=b"prompt cache key").digest()
         return RoutingParams(
             priority=min(body.priority, self.auth.max_priority),
-            tenant=self.turns_of,
+            tenant=self.fair_queue_key,
             takes_converted=body.takes_converted,
             cache_key=cache_key,
         )
@@ -188,7 +188,7 @@ class ClientRequest:
         named: NamedModel | None,
         public: PublicPrefixes,
     ) -> GenerateRequest:
-        """Returns what is wanted of one of its prompts."""
+        """Returns the request that workers get for one of its prompts."""
         tokens, block_size = tuple(prompt.ids), facts.block_size
         is_exact = not self.body.takes_converted and facts.kv_form.converted_from is not None
         is_apart = is_exact or named is not None

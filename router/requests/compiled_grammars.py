@@ -13,9 +13,9 @@ from router.text.structured.output import StructuredOutput
 from twostroke.base.errors import InvalidRequest
 
 MOST_KNOWN_BYTES = 32 << 20
-"""Bytes of grammars and errors that are kept."""
+"""Most bytes of grammars and errors that are kept."""
 ENTRY_BYTES = 1024
-"""A generous number of bytes for an entry, without its text."""
+"""Bytes that are counted for each entry besides its text: more than it has."""
 COMPILE_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 
 
@@ -24,11 +24,11 @@ class CompiledGrammars:
         self._preparer = preparer
         self._most_bytes = most_bytes
         self._known: collections.OrderedDict[bytes, CompiledGrammar | Refusal] = collections.OrderedDict()
-        """The least recently used one comes first."""
+        """Grammars and refusals by digest, the least recently used first."""
         self._known_bytes = 0
         self._compiling: dict[tuple[str, bytes], asyncio.Event] = {}
-        """What is being compiled, by tenant and digest: else a tenant with a long queue would hold up others who want
-        one of its grammars."""
+        """Events that are set when a compilation ends, by tenant and digest. Tenants do not wait for one another's,
+        because a tenant's compilation may be far back in its queue."""
         self._hits = metrics.counter("grammar_cache_hits", "Requests whose grammar this router had compiled before.")
         self._compiled = metrics.labelled_counter("grammars_compiled", "Grammars compiled, by kind.", "kind")
         self._refused = metrics.labelled_counter(
@@ -40,9 +40,10 @@ class CompiledGrammars:
         )
 
     async def compiled(self, output: StructuredOutput, tenant: str) -> CompiledGrammar:
-        """Raises InvalidRequest, naming the field, for what cannot be kept to; Overloaded where too many wait.
+        """Returns the grammar of an output, or that of `output.otherwise` if the output is refused.
 
-        Requests of a tenant that ask for the same output at the same time wait for one compilation.
+        Requests of a tenant for the same output wait for one compilation. Raises InvalidRequest, naming the field, if
+        all are refused, and Overloaded if too many compilations wait.
         """
         digest = output.digest
         wanted = tenant, digest
@@ -88,7 +89,7 @@ class CompiledGrammars:
         return self._known.get(digest)
 
     def _keep(self, digest: bytes, outcome: CompiledGrammar | Refusal) -> None:
-        if digest in self._known:  # another tenant's was sooner
+        if digest in self._known:  # another tenant's compilation ended first
             return
         self._known[digest] = outcome
         self._known_bytes += _size_bytes(outcome)

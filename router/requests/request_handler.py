@@ -47,14 +47,14 @@ from twostroke.tracing.span import TraceContext
 log = logging.getLogger(__name__)
 
 MOST_CHANGES = 2
-"""How often a whole answer begins anew because weights were changed: each of them takes a reload."""
+"""How often a whole answer may begin again because weights were replaced. Each time takes a reload of the fleet."""
 
 WholeSink = TypeVar("WholeSink", bound=Sink)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OpenIds:
-    """How an open request may be aborted."""
+    """The ids by which an open request can be aborted."""
 
     tenant: str | None
     """The tenant of the API key. None: no key was asked for."""
@@ -79,7 +79,7 @@ class RequestHandler:
         recorder: Recorder | None = None,
         recommended: Recommended = UNKNOWN,
     ) -> None:
-        """`recommended`: the sampling that the model's makers recommend; clients are told, nothing follows it here."""
+        """`recommended` is the sampling that the model's makers recommend. Clients can read it, it is not a default."""
         self.dispatcher = dispatcher
         self.text = preparer.text
         self.metrics = metrics
@@ -108,10 +108,10 @@ class RequestHandler:
         deadline_s: float | None = None,
         beside: BesideBody = NOTHING_BESIDE,
     ) -> Any:
-        """Returns what preparation makes of a request. Tokens that were counted for nothing are charged, too.
+        """Returns what preparation makes of a request. Tokens of a request that ends here are charged here.
 
-        `client` takes turns with others where no API key names a tenant. `request_id`, for the log, and `deadline_s`,
-        in Unix seconds, are given where they are known before the body is read.
+        Clients without an API key's tenant take turns by `client`, their address. `request_id`, for the log, and
+        `deadline_s`, in Unix seconds, are given if they are known before the body is read.
         """
         self._refuse_if_draining()
         dispatcher = self.dispatcher
@@ -142,7 +142,7 @@ class RequestHandler:
         return outcome.value
 
     async def shared_prefix(self, body: bytes) -> tuple[array[int], int]:
-        """Returns the tokens of a prefix, which comes as the bytes of a message, and how many of them are public.
+        """Returns the tokens of the prefix in a serialized AddPinRequest, and how many of them are public.
 
         Raises InvalidRequest, or ContextLengthExceeded.
         """
@@ -155,22 +155,23 @@ class RequestHandler:
         return tokens, self.public.blocks_of(tokens, facts.block_size) * facts.block_size
 
     def named(self, model: str) -> NamedModel | None:
-        """Returns what is served under a name now, beside the model. Raises NotFound for a name of nothing."""
+        """Returns the named model that is served under a name. None: it is the main model. Raises NotFound if nothing
+        is served under the name.
+        """
         check_model(model, self.model, self.dispatcher.named_models)
         return self.dispatcher.named_models.get(model)
 
     async def abort(self, request_id: str, resume_token: str, auth: AuthContext) -> bool:
-        """Ends the request of that id, or the one whose stream the token names, at whatever router it is open.
+        """Ends the request with that id, or that of the token's stream, at any router. Returns False if none has it.
 
-        Returns False where there is none. Without API keys an id that a client chose is not enough: others can guess
-        it.
+        Without API keys, an id that a client chose is not enough, because others can guess it.
         """
         if await self.abort_here(request_id, resume_token, auth.tenant):
             return True
         return await self.dispatcher.operations.abort_elsewhere(request_id, resume_token, auth.tenant)
 
     async def abort_here(self, request_id: str, resume_token: str, tenant: str | None) -> bool:
-        """Ends it if it is open at this router. `tenant` is that of the API key."""
+        """Ends the request if it is open at this router. `tenant` is that of the API key."""
         by_id = self._open.get((tenant, request_id))
         opened = self._streams.get(stream_of(resume_token)) if resume_token else by_id
         if opened is None or opened.tenant != tenant or not (resume_token or opened.is_id_enough):
@@ -179,7 +180,7 @@ class RequestHandler:
         return any(aborted)
 
     async def answer(self, request: ClientRequest, sink: Sink) -> None:
-        """Gives every event of the output to `sink`. Raises ServeError; cancelling this call cancels everywhere."""
+        """Gives every event of the output to `sink`. Raises ServeError. Cancelling it cancels the work on workers."""
         status = Cancelled.label()
         span = self._recorder.root("request", request.point.stream, request.traceparent)
         span.start_s -= time.monotonic() - request.received_s
@@ -187,7 +188,7 @@ class RequestHandler:
         try:
             async with _until(request.deadline_s):
                 request.auth.widen(request.open_choices)
-                with self._named(request) as ids:
+                with self._registered(request) as ids:
                     with span.part("prepare") as part:
                         part.start_s = span.start_s
                         facts, requests = await self._requests(request, ids, span.context)
@@ -216,9 +217,9 @@ class RequestHandler:
             span.end(error=None if status == "ok" else status)
 
     async def answer_whole(self, request: ClientRequest, begin: Callable[[], WholeSink]) -> WholeSink:
-        """Returns a sink of `begin` with every event of the output. Raises ServeError.
+        """Returns a sink that `begin` made, with every event of the output. Raises ServeError.
 
-        Where weights change under the answer, it begins anew with those that are served then, into another sink: the
+        If the weights are replaced during the answer, it begins again with the new ones and another sink, because the
         client has nothing of it yet.
         """
         for changes in itertools.count():
@@ -241,12 +242,12 @@ class RequestHandler:
     async def _requests(
         self, request: ClientRequest, ids: tuple[str, ...], trace: TraceContext
     ) -> tuple[ServingFacts, tuple[ParentRequest, ...]]:
-        """Makes one request for the dispatcher of each prompt, after every check that the frontend can make."""
+        """Makes one `ParentRequest` for each prompt, after every check that the frontend can make."""
         self._refuse_if_draining()
         facts, body, point = self.dispatcher.facts, request.body, request.point
         options, named, routing, grammar = body.options, self.named(body.model or ""), request.routing, None
         if options.structured is not None:
-            compiled = await self._grammars.compiled(options.structured, request.turns_of)
+            compiled = await self._grammars.compiled(options.structured, request.fair_queue_key)
             grammar = compiled.grammar
             routing = dataclasses.replace(routing, compile_s=compiled.compile_s, mask_s=compiled.mask_s)
         requests = []
@@ -273,8 +274,8 @@ class RequestHandler:
         return facts, tuple(requests)
 
     @contextlib.contextmanager
-    def _named(self, request: ClientRequest) -> Iterator[tuple[str, ...]]:
-        """Gives the dispatcher's ids of the request's prompts, and keeps them while it is open."""
+    def _registered(self, request: ClientRequest) -> Iterator[tuple[str, ...]]:
+        """Yields the dispatcher's ids of the request's prompts, and lets it be aborted by its ids until it ends."""
         name, point, tenant = request.request_id, request.point, request.auth.tenant
         if (tenant, name) in self._open and not point.resumptions:
             if not request.may_rename:
@@ -295,7 +296,7 @@ class RequestHandler:
 
 
 def _log_failure(request_id: str, error: ServeError, place: str = "") -> None:
-    """Says what kind of error it was, and where it was found; its message may quote what the client sent."""
+    """Logs the class of an error and where it was raised, but not its message: that may quote what the client sent."""
     log.info("request failed request=%s error=%s at=%s", request_id, error.label(), place or place_of(error))
 
 

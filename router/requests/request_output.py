@@ -24,21 +24,21 @@ from twostroke.base.errors import InternalError, InvalidRequest
 from twostroke.request import FinishReason, PromptLogprobs, SampledToken
 
 TURN_S = 0.004
-"""Time for output in one turn of the loop."""
+"""Seconds in which messages of streams are made, in one turn of the event loop."""
 AT_ONCE = 16
-"""Waiting messages per turn. Each of the costliest ones takes a third of a millisecond."""
+"""Most messages that are made without a look at the time. The costliest take a third of a millisecond each."""
 
 
 class OutputShare:
-    """Shares out the time of one event loop."""
+    """Divides the time of an event loop among the clients that get streams."""
 
     def __init__(self) -> None:
         self._ends_s: float | None = None
-        """When this turn's time ends; None: no message was made in this turn."""
+        """When the time for messages of this turn ends, by `perf_counter`. None: no message was made in this turn."""
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         """Waiting messages by client; the first client is next."""
         self.whole_bodies = asyncio.Lock()
-        """Held while a long body is made on a thread: several at once would keep the loop waiting for Python's lock."""
+        """Held while a long body is made on a thread: several at once would keep the event loop waiting for the GIL."""
 
     @property
     def is_over(self) -> bool:
@@ -50,7 +50,7 @@ class OutputShare:
             return False
         return bool(self._waiting) or now_s > self._ends_s
 
-    async def turn(self, client: str) -> None:
+    async def wait_for_turn(self, client: str) -> None:
         """Returns when the client may make its next message."""
         waiting = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append(waiting)
@@ -84,7 +84,7 @@ class OutputDependencies:
 
 
 class RequestOutput:
-    """The output of one client request: counts what it sends, and knows which event is the last."""
+    """The output of one client request. It counts tokens, and puts the usage into the last event."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class RequestOutput:
             async with asyncio.TaskGroup() as group:
                 for index in unfinished:
                     group.create_task(self._run_prompt(index))
-                    await asyncio.sleep(0)  # each begins with a step of its own
+                    await asyncio.sleep(0)  # each prompt begins in a turn of its own
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
 
@@ -162,10 +162,10 @@ class RequestOutput:
 
     async def _turn(self) -> None:
         if self._share.is_over:
-            await self._share.turn(self._client_request.tenant or self._point.stream)
+            await self._share.wait_for_turn(self._client_request.tenant or self._point.stream)
 
     def _take_at_once(self, prompt: _Prompt, number: int, delta: TokenDelta) -> bool:
-        """Sends tokens as they arrive. Returns False where they have to wait: for earlier ones, or for the client."""
+        """Sends tokens as they arrive. Returns False if they have to wait: for earlier ones, or for the client."""
         if prompt.waits or not self._sink.is_ready or len(delta.tokens) > AT_ONCE or self._share.is_over:
             return False
         for position, token in enumerate(delta.tokens, delta.position):
@@ -174,7 +174,7 @@ class RequestOutput:
         return True
 
     def _choices(self, index: int) -> dict[int, _Choice]:
-        """Returns the choices of one prompt that have something left to say."""
+        """Returns the choices of one prompt, by number, whose end the client does not have yet."""
         parent, options = self._parents[index], self._client_request.body.options
         ends = frozenset(options.stop_token_ids)
         if not options.ignore_eos:
@@ -202,9 +202,9 @@ class RequestOutput:
         return ParsedText(text, parsing.parser(self._point.stream, choice), scanner, min_tokens=options.min_tokens)
 
     def _take_token(self, prompt: _Prompt, number: int, delta: TokenDelta, token: SampledToken, position: int) -> None:
-        """Gives one token of a delta to the sink. Where a stop string ends its choice with it, no more are asked for.
+        """Gives one token of a delta to the sink as an event. If it completes a stop string, the choice is ended.
 
-        Logprobs of the prompt, if there are any, go with the token at position 0.
+        Logprobs of the prompt, if there are any, are in the event of the token at position 0.
         """
         choice = prompt.choices[number]
         choice.cached_tokens = max(choice.cached_tokens, delta.cached_tokens)
@@ -219,7 +219,7 @@ class RequestOutput:
         new = text.feed(token.token)
         is_sent = position < choice.sent_tokens
         if not (is_sent and delta.is_recovered):
-            self._spend(1)  # what the client has already was computed once more
+            self._spend(1)  # also for a token that the client has, if it was computed again
         if not is_sent:
             now, last = time.monotonic(), choice.last_token_s
             choice.last_token_s = now
@@ -248,7 +248,7 @@ class RequestOutput:
         if choice.text.is_stopped:
             reason = FinishReason.STOP
         if reason is FinishReason.STOP and self._is_prompt_only:
-            reason = FinishReason.LENGTH  # whatever the token was that is not shown
+            reason = FinishReason.LENGTH  # the token that is not shown may have been a stop token
         if reason is FinishReason.ERROR:
             raise InternalError("a worker ended the answer with an error it did not name")
         if choice.text.tokens < choice.sent_tokens:
@@ -267,7 +267,7 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice that has something left to say."""
+    """One choice whose end the client does not have yet."""
 
     index: int
     prompt_tokens: int
@@ -279,7 +279,7 @@ class _Choice:
     cached_tokens: int = 0
     """Tokens of the prompt whose KV was reused, as far as is known."""
     prompt_logprobs: PromptLogprobs | None = None
-    """Kept for its end, where no token of it is shown."""
+    """Logprobs of the prompt for the last event, if no token of the choice is shown."""
 
 
 @dataclass(slots=True)
@@ -289,4 +289,4 @@ class _Prompt:
     parent: ParentRequest
     choices: dict[int, _Choice]
     waits: bool = False
-    """Whether tokens of it wait for their turn, or for the client: what comes now must not overtake them."""
+    """Whether tokens wait for their turn or for the client, and later ones must not overtake them."""

@@ -1,11 +1,14 @@
-"""Resume tokens: up to where a client has a stream, sent with every message (SSE `id`, gRPC `resume_token`).
+"""Resume tokens. Every message of a stream has one (SSE `id`, gRPC `resume_token`): how much the client has up to it.
 
-Over HTTP only clients that ask for it get them: stock clients stumble over `id:` lines and comments. A token is
-`stream:resumptions:weights:choices:mark`. The stream's name is the client's request id, a random part, and a mark where
-it belongs to a tenant's key. `weights` tells which weights have computed what was sent: others cannot continue with it.
-Each choice is the number of tokens sent, with an `e` where its end was sent, too. `-` stands for a choice without any
-message, and `17x3` for three equal ones in a row. `end` instead of the choices says that there is nothing left to send.
-The mark is of all before it, so that no client can say anything else than it was told.
+Over HTTP, only clients that ask for tokens get them, because stock clients fail at `id:` lines and comments. A token is
+`stream:resumptions:weights:choices:mark`.
+
+stream       name of the stream: the client's request id, a random part, and a mark if it belongs to a tenant's key
+resumptions  how often the stream was resumed
+weights      the weights that computed what was sent; the answer cannot continue with others
+choices      tokens sent of each choice, then `e` if its end was sent; `-` for no message, `17x3` for three equal
+             choices in a row; `end` in place of all choices if nothing is left to send
+mark         a keyed hash of all that is before it, so that a client cannot change the token; empty without a tenant
 """
 
 from __future__ import annotations
@@ -27,22 +30,23 @@ from router.serving.parent_request import MOST_RESUMPTIONS, AnswerWeights
 from twostroke.base.errors import InvalidRequest
 
 RANDOM_BYTES = 8
-"""Random bytes of a stream's name: a client that knows it, and the prompt, may read the output."""
+"""Random bytes of a stream's name. A client that knows the name and the prompt can read the output."""
 MOST_CHARS = 16 << 10
-"""Characters of a token. A thousand choices that advance together take few; in disorder, five each."""
+"""Most characters of a token. A choice takes about five, and many choices with equal counts take no more."""
 MARK_BYTES = 8
 MOST_NAME_CHARS = 256 + 1 + 2 * RANDOM_BYTES + 1 + 2 * MARK_BYTES
-"""Characters of a stream's name; a request id may have 256."""
+"""Most characters of a stream's name. A request id may have 256."""
 MOST_TOKENS = 1 << 32
 BLOCK_CHOICES = 32
-"""Choices whose part of a token is written anew when one of them advances: about the root of the largest number."""
+"""Choices of a block of a token. If one of them advances, the text of the block is made again and joined with the other
+blocks. Both are cheap at about the square root of the most choices."""
 PULSE_S = 1.0
-"""Longest silence towards a client whose stream recovers: without a sign it would leave."""
+"""Seconds without a message after which a client gets a keep-alive message: it might give up during a recovery."""
 
 _END = "end"
 _RUN = re.compile(r"(-|\d{1,10})(e?)(?:x(\d{1,6}))?")
-_TOKEN = "\n"
-"""Begins what a token's mark is made of. No name of a stream begins with it, so that no name's mark is a token's."""
+_TOKEN_PREFIX = "\n"
+"""Prefix of what a token's mark signs. No stream's name begins with it, so the mark of a name is no mark of a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,8 @@ class StreamPoint:
     @classmethod
     def after(cls, token: str, choices: int, field: str, mark: Mark = unmarked) -> StreamPoint:
         """Returns the point after a token. Raises InvalidRequest, naming `field`, for a token of another request or
-        mark, and for one that was not sent as it is."""
+        tenant, and for one that no router has sent.
+        """
         signed, _, token_mark = token[: MOST_CHARS + 1].rpartition(":")
         name, resumed, weights, progress = [*signed.split(":", 3), "", "", ""][:4]
         stream = unquote(name)
@@ -81,7 +86,7 @@ class StreamPoint:
         drawn = rest_of_name.partition(".")[0]
         is_marked = hmac.compare_digest(stream.encode(), _marked(f"{client}~{drawn}", mark).encode())
         is_short = len(token) <= MOST_CHARS and len(stream) <= MOST_NAME_CHARS
-        is_marked &= hmac.compare_digest(token_mark.encode(), mark(_TOKEN + signed).encode())
+        is_marked &= hmac.compare_digest(token_mark.encode(), mark(_TOKEN_PREFIX + signed).encode())
         is_token = is_short and is_marked and resumed.isdecimal() and len(drawn) == 2 * RANDOM_BYTES
         if not (is_token and client and client.isprintable()) or len(resumed) > 4 or int(resumed) >= MOST_RESUMPTIONS:
             raise _no_token(token, field)
@@ -96,17 +101,20 @@ class StreamPoint:
 
 
 class SentProgress:
-    """Keeps what has been sent. A message costs the writing of one block of choices, however many there are."""
+    """Keeps what has been sent. Each method but `ended` notes a message of a choice; all return the message's token.
+
+    Only one block of choices is written again for a message, however many choices there are.
+    """
 
     def __init__(self, point: StreamPoint) -> None:
         self._begins = f"{quote(point.stream, safe='~')}:{point.resumptions}:"
         self._weights, self._mark = point.weights, point.mark
         self._tokens = [sent.tokens or 0 for sent in point.sent]
-        self._sent = [_one(sent) for sent in point.sent]
+        self._sent = [_written(sent) for sent in point.sent]
         self._blocks = [self._block(first) for first in range(0, len(point.sent), BLOCK_CHOICES)]
 
     def opened(self, choice: int) -> str:
-        """Returns the token of the choice's opening, as the others do of their messages."""
+        """Notes the opening of a choice: in a chat, the chunk with the role."""
         return self._token(choice, "0")
 
     def sent_token(self, choice: int) -> str:
@@ -127,7 +135,7 @@ class SentProgress:
 
     def _marked(self, progress: str) -> str:
         signed = f"{self._begins}{self._weights.mark}:{progress}"
-        return f"{signed}:{self._mark(_TOKEN + signed)}"
+        return f"{signed}:{self._mark(_TOKEN_PREFIX + signed)}"
 
     def _block(self, first: int) -> str:
         if len(self._sent) == 1:
@@ -138,8 +146,8 @@ class SentProgress:
         return ",".join(sent if count == 1 else f"{sent}x{count}" for sent, count in runs)
 
 
-class Untold:
-    """Stands for the progress where the client has not asked for tokens: all are empty."""
+class NoResumeTokens:
+    """Takes the place of `SentProgress` for clients that do not ask for tokens: all are empty."""
 
     def opened(self, choice: int) -> str:
         return ""
@@ -150,7 +158,7 @@ class Untold:
         return ""
 
 
-Progress = SentProgress | Untold
+Progress = SentProgress | NoResumeTokens
 
 
 class PulsedStream(Protocol):
@@ -162,14 +170,14 @@ class PulsedStream(Protocol):
     """Instant at which the client was last sent anything."""
 
     async def beat(self) -> None:
-        """Sends a sign of life. The caller has the turn."""
+        """Sends a keep-alive message. The caller holds `turn`."""
 
 
 async def with_pulse(work: Awaitable[None], stream: PulsedStream, may_beat: Callable[[], bool]) -> None:
-    """Waits for `work`, and beats where it sends nothing for `PULSE_S`, so that the client does not leave.
+    """Waits for `work`, and sends a keep-alive message after each `PULSE_S` of silence, so that the client stays.
 
-    `may_beat` is false where nothing has begun, and where the router hears no worker: it may be the one that is cut
-    off, and another router may serve.
+    `may_beat` is false before the stream has begun, and while the router hears no decode worker. Then this router may
+    be cut off, and the client is to try another one.
     """
     beating = asyncio.create_task(_keep_beating(stream, may_beat))
     try:
@@ -178,9 +186,9 @@ async def with_pulse(work: Awaitable[None], stream: PulsedStream, may_beat: Call
         beating.cancel()
         raise
     finally:
-        async with stream.turn:  # never in the middle of a beat: what is sent next would run into it
+        async with stream.turn:  # not while it is sent: the next message would get into it
             beating.cancel()
-        await asyncio.gather(beating, return_exceptions=True)  # what it met, the next message meets too
+        await asyncio.gather(beating, return_exceptions=True)  # the next message raises its error, too
 
 
 async def _keep_beating(stream: PulsedStream, may_beat: Callable[[], bool]) -> None:
@@ -196,10 +204,10 @@ async def _keep_beating(stream: PulsedStream, may_beat: Callable[[], bool]) -> N
 
 
 class Seeds:
-    """Seeds for requests that bring none.
+    """Seeds for requests without one.
 
     Every router of a cluster derives the same seed from a stream's name, so that any can compute the same output again.
-    With a seed of the operator's, equal request ids have equal seeds.
+    If the operator has set a seed, equal request ids have equal seeds.
     """
 
     def __init__(self, cluster_token: str = "", seed: int | None = None) -> None:
@@ -214,7 +222,7 @@ class Seeds:
 
 
 def stream_of(token: str) -> str:
-    """Returns the name of the stream, which only its client knows. It returns anything for what is not a token."""
+    """Returns the name of a token's stream, which only its client knows. The token is not checked."""
     return unquote(token[:MOST_CHARS].partition(":")[0])
 
 
@@ -223,7 +231,7 @@ def _marked(name: str, mark: Mark) -> str:
     return f"{name}.{owner}" if owner else name
 
 
-def _one(sent: Sent) -> str:
+def _written(sent: Sent) -> str:
     return "-" if sent.tokens is None else f"{sent.tokens}{'e' if sent.is_finished else ''}"
 
 

@@ -1,6 +1,6 @@
-"""What reads and prepares a request before it is admitted, as the request handler sees it: its work, and what it made.
+"""How the request handler has requests prepared before they are admitted: `Preparer` turns `Work` into an outcome.
 
-`router.preparation` does the work, in processes of its own where it may take long.
+`router.preparation` implements it, with processes of its own for work that may take long.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from twostroke.base.errors import ServeError
 
 @dataclass(frozen=True, slots=True)
 class BesideBody:
-    """What a request says beside its body."""
+    """What is known of a request besides its body, from its path, its headers or its message."""
 
     path_fields: tuple[tuple[str, str], ...] = ()
     json_bytes: int | None = None
     tenant: str | None = ""
-    """The one that a gateway names, where no API key does. None: it is not known yet, and no text is kept."""
+    """The tenant that a gateway names, for requests whose API key names none. None: it is not known yet, so no text of
+    the request is kept."""
 
 
 NOTHING_BESIDE = BesideBody()
@@ -30,7 +31,7 @@ NOTHING_BESIDE = BesideBody()
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One request as it came, and what is served."""
+    """One request as it arrived, and the model that is served."""
 
     kind: str
     """A key of `router.preparation.prepare.KINDS`, or the path of a dialect."""
@@ -40,23 +41,23 @@ class Work:
     named_models: frozenset[str] = frozenset()
     """Names of models that are served beside it."""
     path_fields: tuple[tuple[str, str], ...] = ()
-    """Fields of the body that the path of an HTTP request says."""
+    """Names and values of fields that the path of an HTTP request adds to its body."""
     formats: OutputFormats = NO_FORMATS
     """How the model writes calls and reasoning."""
     json_bytes: int | None = None
-    """Bytes of the body that are JSON, where others follow. None: all are."""
+    """Length of the JSON at the beginning of the body, in bytes. None: all of the body is JSON."""
     tenant: str | None = None
-    """The tenant who may find the prompt's text again, which is empty for requests without one. None: by nobody."""
+    """Tenant whose later requests may reuse the tokens of the prompt; "" are requests without one. None: none may."""
     text_key: bytes = b""
-    """Key of that tenant's text. Empty: nothing is known of it, and nothing kept."""
+    """Key of the tenant's known text. Empty: tokens are neither reused nor kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentQuery:
-    """What a process that prepares a request asks its router for meanwhile: how many of these are known."""
+    """Asks the router, during preparation in another process, for the tokens of segments of text."""
 
     keys: bytes
-    """One key after the other, of `KEY_BYTES` each."""
+    """Keys of the segments, one after the other, of `KEY_BYTES` each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,11 @@ class Segments:
     """Tokens of segments of text, one segment after the other."""
 
     keys: bytes
-    """Empty in the answer to a query, whose keys are known."""
+    """Keys of the segments. Empty in the answer to a query, which has them."""
     counts: tuple[int, ...]
-    """Tokens of each segment."""
+    """Number of tokens of each segment."""
     tokens: bytes
-    """Tokens of all segments as an array of 32-bit numbers has them."""
+    """Tokens of all segments, as the bytes of an array of 32-bit integers."""
 
 
 @dataclass(slots=True)
@@ -78,9 +79,9 @@ class PreparationOutcome:
     tokens: int = 0
     """Tokens that were counted, also for a request that was refused."""
     place: str = ""
-    """The error was found here in the code."""
+    """Place in the code where the error was raised."""
     learned: Segments | None = None
-    """Segments of its text that were not known."""
+    """Segments of the request's text whose tokens the router did not know."""
 
 
 class Preparer(Protocol):
@@ -88,10 +89,10 @@ class Preparer(Protocol):
     def text(self) -> Text: ...
 
     async def prepare(self, work: Work, tenant: str) -> PreparationOutcome:
-        """Raises Overloaded where too much waits already."""
+        """Returns what the work's kind makes of the request, or an error. Raises Overloaded if too much waits."""
 
     async def compile(self, output: StructuredOutput, tenant: str) -> PreparationOutcome:
-        """Returns a CompiledGrammar or a Refusal, or an error. Raises Overloaded where too much waits already."""
+        """Returns a CompiledGrammar or a Refusal, or an error. Raises Overloaded if too much waits."""
 
     async def run(self) -> None:
         """Serves `prepare` until it is cancelled."""

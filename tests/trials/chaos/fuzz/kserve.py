@@ -18,7 +18,7 @@ from router.dialects.kserve.reply import GenerateReply
 from router.dialects.kserve.schema import KServeRequest
 from router.dialects.reply import JsonWithBytes
 from router.preparation.prepare import prepare
-from router.requests.resume import StreamPoint, Untold
+from router.requests.resume import NoResumeTokens, StreamPoint
 from router.requests.work import Work
 from router.text.output.events import TextEvent, Usage
 from router.text.tokenizer import ByteText
@@ -80,7 +80,7 @@ def bodies() -> Iterator[Try]:
             return
         wanted: KServeRequest = outcome.value
         point = StreamPoint.begin("r", wanted.options.n)
-        reply = REPLIES[path](wanted, point, "toy", TEXT, Untold())
+        reply = REPLIES[path](wanted, point, "toy", TEXT, NoResumeTokens())
         for event in events(wanted):
             if wanted.stream:
                 json.loads(reply.messages(event).removeprefix("data: "))

@@ -33,7 +33,7 @@ async def test_a_client_with_many_messages_lets_one_with_few_go_before_the_rest(
 
     async def write(client: str) -> None:
         if share.is_over:
-            await share.turn(client)
+            await share.wait_for_turn(client)
         order.append(client)
 
     await asyncio.gather(*(write("many") for _ in range(100)), *(write("few") for _ in range(3)))
@@ -50,7 +50,7 @@ async def test_who_leaves_while_it_waits_keeps_nobody_waiting(monkeypatch: pytes
 
     async def write(number: int) -> None:
         if share.is_over:
-            await share.turn("a")
+            await share.wait_for_turn("a")
         order.append(number)
 
     writing = [asyncio.create_task(write(number)) for number in range(2 * AT_ONCE)]

@@ -22,7 +22,7 @@ from router.metrics import RouterMetrics
 from router.preparation.prepare import prepare
 from router.requests.client_request import ClientRequest
 from router.requests.request_handler import RequestHandler
-from router.requests.resume import Seeds, Sent, SentProgress, StreamPoint, Untold
+from router.requests.resume import NoResumeTokens, Seeds, Sent, SentProgress, StreamPoint
 from router.requests.work import Work
 from router.serving.parent_request import Attempts, first_attempt
 from router.text.output.events import TextEvent
@@ -355,7 +355,7 @@ async def test_a_whole_answer_begins_anew_where_its_weights_are_replaced() -> No
         messages.append(message)
 
     def reply() -> OpenAIReply:
-        return OpenAIReply(wanted, point, "toy", ByteText(), Untold())
+        return OpenAIReply(wanted, point, "toy", ByteText(), NoResumeTokens())
 
     await AnswerResponse(handler, ask, reply, error_body, stream=False)({"type": "http"}, _never, send)
     body = json.loads(messages[-1]["body"])
