@@ -16,14 +16,14 @@ from twostroke.config.duration import duration_s
 from twostroke.request import LONGEST_HINT_S
 
 USUAL_S = 300.0
-"""Seconds of a hint that names none, as in Anthropic's API."""
+"""Seconds of a hint without a `ttl`, as in Anthropic's API."""
 MOST_HINTS = 4
-"""Hints of one request, as in Anthropic's API: each costs rendering and tokenizing its messages once more."""
+"""Most hints of a request, as in Anthropic's API: for each, its messages are rendered and tokenized once more."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageHint:
-    """Keep the blocks of a chat's first messages."""
+    """Asks to keep the blocks of a chat's first messages."""
 
     messages: int
     seconds: float
@@ -31,7 +31,7 @@ class MessageHint:
 
 @dataclass(frozen=True, slots=True)
 class TokenHint:
-    """Keep the blocks of a prompt's first tokens."""
+    """Asks to keep the blocks of a prompt's first tokens."""
 
     tokens: int
     seconds: float

@@ -1,4 +1,4 @@
-"""Chat messages to one prompt text, by the Jinja templates that come with a model: one, or several by name."""
+"""Renders chat messages to a prompt's text, with the Jinja templates of a model: one, or several by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TAG = "\ue000continue\ue001 "
 """Marks where an unfinished last message ends. Its final space shows whether the template trims messages."""
 
 _MARKS = range(0xF0000, 0xFFFFE)
-"""Characters for private use, of which a chat has seldom one. One with all of them is refused."""
+"""Private-use characters, which chats seldom have. A chat that has all of them is refused."""
 
 
 class ChatTemplate:
@@ -45,7 +45,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, chat: ChatPrompt) -> str:
-        """Raises InvalidRequest where the template refuses these messages."""
+        """Returns the text of the prompt. Raises InvalidRequest if the template refuses the messages."""
         messages = [dict(message) for message in chat.messages]
         if chat.continue_final_message:
             messages[-1]["content"] = str(messages[-1].get("content") or "") + _TAG
@@ -69,7 +69,8 @@ class SpecialTexts:
         self.pattern = _any_of(texts := sorted(texts, key=len, reverse=True))
         self._normalize = normalize
         self._normalized = _any_of(filter(None, map(normalize, texts)))
-        # A word may end with a prefix of one that is written like a word; templates compare words.
+        # Without special tokens that are like words: other words may end with a prefix of them, and templates compare
+        # words, so these must stay without marks.
         self._beginnings = tuple({text[:end] for text in texts if not text[0].isalnum() for end in range(1, len(text))})
 
     def are_in(self, text: str) -> bool:
@@ -141,12 +142,12 @@ class Guard:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Returns a pattern that matches the first of them that it can; without any texts it matches nothing."""
+    """Returns a pattern that matches any of the texts, the first one that fits. Without texts, it matches nothing."""
     return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yields all strings in a value of JSON, in any order. Depth costs nothing."""
+    """Yields all strings in a value of JSON, in any order and from any depth."""
     left = [value]
     while left:
         one = left.pop()
@@ -185,7 +186,7 @@ def _to_json(
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's words for training; here it is transparent."""
+    """Ignores the tag `{% generation %}`, which marks the assistant's words for training, and renders its content."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
 
@@ -207,11 +208,11 @@ class ChatTemplates:
 
     @property
     def source(self) -> str:
-        """What the templates show that are rendered unless a chat names another one."""
+        """The source of the templates that are rendered unless a chat names another one."""
         return "\n".join(each.source for each in (self._default, self._tool_use) if each is not None)
 
     def render(self, chat: ChatPrompt) -> str:
-        """Raises InvalidRequest where the template refuses these messages, or there is no such template."""
+        """Returns the text of the prompt. Raises InvalidRequest if the template refuses the messages or is unknown."""
         return self._template_of(chat).render(chat)
 
     def _template_of(self, chat: ChatPrompt) -> ChatTemplate:

@@ -11,15 +11,16 @@ from router.text.stop_strings import StopScanner
 
 REPLACEMENT = "\ufffd"
 UNFINISHED_CHARS = 3
-"""Most bytes of a UTF-8 character that can be there without its last one; each may show as a replacement."""
+"""Most bytes of an incomplete UTF-8 character. Each of them may be decoded as a replacement character."""
 RECENT_TOKENS = 8
-"""Tokens that are decoded again with each new one, before the first ones are dropped."""
+"""Tokens that are decoded again with each new one. When there are as many, the first ones are dropped."""
 KEPT_TOKENS = 4
-"""Tokens that are kept then: enough context for any joining rule of a tokenizer."""
+"""Tokens that are kept when the first ones are dropped: enough context for any joining rule of a tokenizer."""
 KEPT_BROKEN_TOKENS = 16
-"""Tokens kept of broken characters: more than can belong to the characters held back."""
+"""Tokens that are kept if the text ends in incomplete characters: more than these can have."""
 MOST_TOKENS = 64
-"""First tokens are dropped even if all characters are broken, or long garbage would cost quadratic time."""
+"""Most tokens before the first ones are dropped, even if all characters are incomplete. Long invalid text would take
+quadratic time otherwise."""
 
 
 class Decoder(Protocol):
@@ -70,7 +71,7 @@ class RecentTokensDecoder:
         self._recent = list(context)
         self._text = decode(self._recent) if self._recent else ""
         self._sent = self._text[: len(self._text) - _unfinished(self._text)]
-        """The prefix of their text that was sent, or belongs to the prompt."""
+        """The prefix of `_text` that was sent, or belongs to the prompt."""
 
     def feed(self, token: int) -> str:
         if token in self._silent:
@@ -84,7 +85,7 @@ class RecentTokensDecoder:
         new = certain[len(self._sent) :]
         if len(certain) >= len(self._sent):
             self._sent = certain
-        self._move_on()
+        self._drop_first_tokens()
         return new
 
     def flush(self) -> str:
@@ -92,7 +93,7 @@ class RecentTokensDecoder:
         self._sent = self._text
         return rest
 
-    def _move_on(self) -> None:
+    def _drop_first_tokens(self) -> None:
         if len(self._recent) < RECENT_TOKENS:
             return
         kept = self._recent[-KEPT_TOKENS:]

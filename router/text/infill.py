@@ -1,4 +1,4 @@
-"""Prompts that ask a model to fill in what is between two texts, in the form that its tokens are made for."""
+"""Prompts for infilling (fill in the middle), in the form that the special tokens of a model are made for."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from twostroke.base.errors import UnsupportedFeature
 
 @dataclass(frozen=True, slots=True)
 class InfillForm:
-    """How one family of models is asked."""
+    """The form of infill prompts for one family of models."""
 
     tokens: tuple[str, ...]
     """Entries of the vocabulary by which the form is recognised."""
     template: str
     """The prompt, with `{prefix}` and `{suffix}` in their places."""
     ends: tuple[str, ...] = ()
-    """Entries of the vocabulary that follow a middle, besides the form's own: of the next file, or of a text's end."""
+    """Further entries of the vocabulary that end a middle, such as those of a text's end or of the next file."""
 
 
 FORMS: tuple[InfillForm, ...] = (
@@ -48,17 +48,17 @@ FORMS: tuple[InfillForm, ...] = (
 
 
 def infill_text(text: Text, prefix: str, suffix: str) -> str:
-    """Returns the prompt that asks for what is between two texts.
+    """Returns the prompt that asks for the middle between two texts.
 
-    Raises UnsupportedFeature where the model was not made for it.
+    Raises UnsupportedFeature if the model was not trained for it.
     """
     return _form_of(text).template.format(prefix=prefix, suffix=suffix)
 
 
 def infill_ends(text: Text) -> tuple[int, ...]:
-    """Returns the tokens that end a middle. An instructed model's own end token is another one, which it seldom draws.
+    """Returns the tokens that end a middle. The end token of an instruct model is another one, which seldom follows it.
 
-    Raises UnsupportedFeature where the model was not made for it.
+    Raises UnsupportedFeature if the model was not trained for it.
     """
     form = _form_of(text)
     return tuple(token for piece in (*form.tokens, *form.ends) if (token := text.token_of(piece)) is not None)

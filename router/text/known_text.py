@@ -1,7 +1,7 @@
-"""Tokens of text that was tokenized before: segments of it by a key that covers all that stands before their end.
+"""Tokens of text that was tokenized before, by segment. A segment's key covers all text from the beginning to its end.
 
-A key is a keyed hash. It covers whose text it is and the client's salt. So a segment is found again only by texts of
-the same owner that begin with the very same characters.
+A key is a keyed hash, which also covers the owner of the text and the client's salt. So a segment is found again only
+by texts of the same owner that begin with the same characters.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Final, Protocol, TypeVar
 
 KEY_BYTES: Final = 16
 LEAST_KNOWN_CHARS = 4096
-"""Characters of a text that is looked for: to tokenize a shorter one takes a millisecond."""
+"""Least characters of a text whose tokens are kept: to tokenize a shorter one takes at most a millisecond."""
 
 Segment = TypeVar("Segment")
 
 
 class KnownSegments(Protocol):
-    """Segments of texts that were tokenized before, as whoever prepares a request can ask for them."""
+    """The segments of texts that were tokenized before, for the process that prepares a request."""
 
     def find(self, keys: Sequence[bytes]) -> Sequence[array[int]]:
-        """Returns the tokens of the first keys, up to the first one that is not known."""
+        """Returns the tokens of the leading keys, up to the first key that is not known."""
 
     def keep(self, key: bytes, tokens: array[int]) -> None: ...
 
 
 class KnownText:
-    """What is known of one owner's text. Where nothing may be kept, every text is tokenized as a whole."""
+    """Tokenizes the texts of one owner, and reuses the tokens of known segments."""
 
     def __init__(self, root: bytes, segments: KnownSegments | None) -> None:
-        """`root`: a key for whose text it is. None: nothing is known, and nothing kept."""
+        """`root` is the key of the owner. `segments` None: no tokens are reused or kept."""
         self._root = root
         self._segments = segments
         self._own: dict[bytes, array[int]] = {}
@@ -49,8 +49,8 @@ class KnownText:
     ) -> array[int]:
         """Returns the tokens of all segments.
 
-        `kind` is how they are tokenized. `content_of` returns the content of one as bytes. The last segment ends where
-        the text does and not where it could be cut, so it is tokenized anew.
+        `kind` names the way in which segments are tokenized. `content_of` returns a segment as bytes, for its key. The
+        last segment is always tokenized: it ends with the text, and a longer text need not be cut there.
         """
         keys = self._keys(segments[:-1], kind, content_of)
         tokens = array("I")
@@ -66,7 +66,7 @@ class KnownText:
         return tokens
 
     def _keys(self, segments: Sequence[Segment], kind: bytes, content_of: Callable[[Segment], bytes]) -> list[bytes]:
-        """Returns the key of each segment, which the key of the one before it goes into."""
+        """Returns the keys of the segments. Each key also covers the key before it."""
         keys = []
         key = _keyed(self._root, kind)
         for segment in segments:

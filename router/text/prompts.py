@@ -13,7 +13,7 @@ from router.text.output.parsing import Parsing
 from twostroke.base.errors import InvalidRequest
 
 MAX_MESSAGES = 4096
-"""Messages of a chat: templates are rendered where all requests wait."""
+"""Most messages of a chat: all requests wait while a template is rendered."""
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 """Roles that a message of a chat may have. Templates silently drop others, or let them speak as any role."""
 
@@ -100,13 +100,13 @@ def check_role(role: Any, name: str) -> str:
 
 
 def prompt_field(prompt: Prompt) -> str:
-    """Returns the name that clients use."""
+    """Returns the field of a body in which clients send such a prompt."""
     is_chat = isinstance(prompt, ChatPrompt) or (isinstance(prompt, TokenPrompt) and prompt.is_chat)
     return "messages" if is_chat else "prompt"
 
 
 class PublicPrefixes:
-    """A prompt's blocks are public that lie wholly in what it has in common with one of the prefixes."""
+    """The public prefixes. Blocks of a prompt that lie within its common beginning with one of them are public, too."""
 
     def __init__(self, prefixes: Iterable[Sequence[int]] = ()) -> None:
         self._prefixes = tuple(tuple(prefix) for prefix in prefixes)

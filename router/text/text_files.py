@@ -1,4 +1,4 @@
-"""The files that a router reads a model's text from: all of its processes read the same version of them."""
+"""The files of a model's tokenizer and chat templates. All processes of a router read the same version of them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def text_digest(model_dir: str) -> str:
 
 
 def text_copy(model_dir: str, digest: str) -> str:
-    """Returns a folder with the files of that digest, for processes that start later: by then the model's folder may be
-    another one, which workers have been told to load.
+    """Returns a folder with the files of that digest, for processes that start later. By then the files in the model's
+    folder may have been replaced, because workers can load other weights.
 
-    It is the model's folder itself where there can be no copy. Copies are kept for other routers, one for each digest.
+    The folder is a copy, or the model's own if it cannot be copied. One copy of each digest is kept for other routers.
     """
     if not model_dir:
         return model_dir
@@ -64,7 +64,7 @@ def _copy_text(model_dir: Path, place: Path) -> None:
 
 @contextlib.contextmanager
 def one_text(model_dir: str, digest: str | None = None) -> Iterator[None]:
-    """Raises ConfigError where the files that are read within are changed meanwhile, or are not those of `digest`."""
+    """Checks that the files have the `digest`, and do not change while the context reads them. Raises ConfigError."""
     if not model_dir:
         yield
         return

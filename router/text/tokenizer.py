@@ -27,7 +27,7 @@ class TokenizerText:
     """Reads tokenizer.json, tokenizer_config.json and files of chat templates, as published with a model."""
 
     def __init__(self, directory: Path, output: OutputConfig | None = None) -> None:
-        """`output`: flags that say how answers are taken apart; by default the chat template says it."""
+        """`output` are the flags for parsers of tool calls and reasoning. By default the chat template decides."""
         file = directory / "tokenizer.json"
         if not file.is_file():
             raise ConfigError(f"{directory} has no tokenizer.json", field="model_dir")
@@ -53,7 +53,7 @@ class TokenizerText:
         """One more than the highest token of a text."""
         self._decoders = _decoder_types(self._tokenizer)
         self._bytes_of: dict[int, bytes] = {}
-        """The bytes of tokens that outputs have had."""
+        """Bytes of tokens that were decoded before, by token."""
         self._templates = load_templates(directory)
         shown = self._templates.source if self._templates else ""
         self.formats = OutputFormats.of(shown, output or OutputConfig())
@@ -67,8 +67,10 @@ class TokenizerText:
         split_special_tokens: bool = False,
         known: KnownText = NOTHING_KNOWN,
     ) -> array[int]:
-        """Returns the token ids of a text. `split_special_tokens`: special tokens written in `text` are
-        ordinary text. `known`: what need not be tokenized again.
+        """Returns the token ids of a text.
+
+        `split_special_tokens`: special tokens written in `text` are ordinary text. `known` has the tokens of text that
+        was tokenized before.
         """
         ends = self._ends
         if not known.may_know(text) or not self._cutter.cuts or split_special_tokens or ends is None:
@@ -78,7 +80,7 @@ class TokenizerText:
 
     def _encode(self, text: str, *, adds: bool = False, splits: bool = False) -> list[int]:
         self._tokenizer.encode_special_tokens = splits
-        # The fast way, which notes no offsets, takes batches only.
+        # The fast variant, which computes no offsets, only takes batches.
         (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=adds)
         ids: list[int] = encoded.ids
         return ids
@@ -89,9 +91,10 @@ class TokenizerText:
         check: Callable[[str], None] = lambda rendered: None,
         known: KnownText = NOTHING_KNOWN,
     ) -> array[int]:
-        """Returns the tokens of a chat. Special tokens are the template's own only: what clients write is text.
+        """Returns the tokens of a chat. Special tokens that clients write are ordinary text; the template's are not.
 
-        `check` may refuse what the template made before it is tokenized. `known`: what need not be tokenized again.
+        `check` may refuse the rendered text before it is tokenized. `known` has the tokens of text that was tokenized
+        before.
         """
         guard = Guard(self._special_texts, chat)
         rendered = self.render_chat(guard.guarded if guard.is_needed else chat)
@@ -136,15 +139,15 @@ class TokenizerText:
         return written or ""
 
     def added_token(self, text: str) -> int | None:
-        """Returns the token of a text that was added to the vocabulary as a whole."""
+        """Returns the added token with this text. None: there is none."""
         return next((token for token, content in self._added.items() if content == text), None)
 
     def is_special(self, token: int) -> bool:
-        """Returns whether the token is not text of an answer, such as the one that ends it."""
+        """Returns whether the token is special, such as the end of a sequence, and not text of an answer."""
         return token in self._special
 
     def token_of(self, piece: str) -> int | None:
-        """Returns the token of an entry of the vocabulary."""
+        """Returns the token of an entry of the vocabulary. None: there is no such entry."""
         token: int | None = self._tokenizer.token_to_id(piece)
         return token
 
@@ -230,7 +233,7 @@ class ByteText:
 
 
 Text = TokenizerText | ByteText
-"""What the frontend knows of a model's text."""
+"""Tokenizer, detokenizer and chat templates of a model."""
 
 
 def load_text(model_dir: str, output: OutputConfig | None = None) -> Text:
@@ -239,12 +242,13 @@ def load_text(model_dir: str, output: OutputConfig | None = None) -> Text:
 
 
 Ends = tuple[Sequence[int], Sequence[int]]
+"""Tokens that are put before a text, and after it."""
 
 
 def _ends_of_texts(tokenizer: Tokenizer, added: Iterable[str]) -> Ends | None:
     """Returns the tokens that the tokenizer puts before every text and after it. None: they are not known.
 
-    Texts that begin with one of the `added` tokens show it, as every tokenizer has a token for them.
+    They are found with texts that begin with one of the `added` tokens, since every tokenizer keeps these as one token.
     """
     for token in sorted(added):
         found = {_ends_of(tokenizer, token, probe) for probe in (token, f"{token}a", f"{token}b c")}
@@ -254,7 +258,7 @@ def _ends_of_texts(tokenizer: Tokenizer, added: Iterable[str]) -> Ends | None:
 
 
 def _ends_of(tokenizer: Tokenizer, token: str, probe: str) -> Ends | None:
-    """Returns what stands around a text that begins with an added token. None: it is not the only one there."""
+    """Returns the tokens around `probe`, which begins with the added token `token`. None: that is not found once."""
     plain, whole = (tuple(tokenizer.encode(probe, add_special_tokens=adds).ids) for adds in (False, True))
     first = tokenizer.token_to_id(token)
     if plain[:1] != (first,) or plain.count(first) != 1 or whole.count(first) != 1:
@@ -265,7 +269,7 @@ def _ends_of(tokenizer: Tokenizer, token: str, probe: str) -> Ends | None:
 
 
 def _written(pieces: Sequence[Piece]) -> bytes:
-    """Returns pieces as bytes that no other pieces have."""
+    """Returns an unambiguous encoding of pieces as bytes."""
     return b"".join(
         b"%d %d " % (is_special, len(data)) + data for text, is_special in pieces if (data := text.encode())
     )
@@ -279,7 +283,7 @@ def _decoder_types(tokenizer: Tokenizer) -> frozenset[str]:
 
 
 def _byte_alphabet() -> dict[str, bytes]:
-    """Returns the byte of each printable character that byte-level tokenizers write it as."""
+    """Returns, by character of byte-level vocabularies, the byte that the character stands for."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): bytes([byte]) for byte in printable} | {
@@ -291,7 +295,7 @@ _BYTE_OF = _byte_alphabet()
 
 
 def _bytes_of_entry(piece: str) -> bytes:
-    """Returns what a byte-level entry stands for: text, where one of its characters stands for no byte."""
+    """Returns the bytes of a byte-level entry. If one of its characters stands for no byte, the entry is plain text."""
     found = [_BYTE_OF.get(char) for char in piece]
     return piece.encode() if None in found else b"".join(each for each in found if each is not None)
 

@@ -32,7 +32,7 @@ class CollectedParts:
     def begin_call(self, name: str, arguments: ArgumentsText) -> None:
         """Begins a call. Its arguments may grow until anything follows, which completes them."""
         self._end_call()
-        self._close()
+        self._join_pieces()
         self._parts.append(ToolCallPart(self.calls, self._call_id(self.calls), name))
         self.calls += 1
         self._arguments = arguments
@@ -45,7 +45,7 @@ class CollectedParts:
 
     def take(self) -> list[Part]:
         self._take_arguments()
-        self._close()
+        self._join_pieces()
         parts, self._parts = self._parts, []
         return parts
 
@@ -57,12 +57,12 @@ class CollectedParts:
 
     def _append(self, kind: str, text: str) -> None:
         if kind != self._kind:
-            self._close()
+            self._join_pieces()
             self._kind = kind
         self._pieces.append(text)
 
     def _take_arguments(self) -> None:
-        if self._arguments is not None and (text := self._arguments.taken()):
+        if self._arguments is not None and (text := self._arguments.pop_ready()):
             self._append("arguments", text)
 
     def _end_call(self) -> None:
@@ -74,7 +74,7 @@ class CollectedParts:
         if rest:
             self._append("text", rest)
 
-    def _close(self) -> None:
+    def _join_pieces(self) -> None:
         if not self._pieces:
             return
         text = "".join(self._pieces)

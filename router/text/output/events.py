@@ -1,4 +1,4 @@
-"""What happens to the output of a request, token by token, and who takes it to the client."""
+"""The events of a request's output, token by token, and the sinks that take them to the client."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ class TextEvent(NamedTuple):
     """Logprobs of the prompt, in the first event of a choice, where they are wanted."""
 
 
-class Keeping(Protocol):
+class EventCollector(Protocol):
     def add(self, event: TextEvent) -> None: ...
 
 
-Kept = TypeVar("Kept", bound=Keeping)
+Collector = TypeVar("Collector", bound=EventCollector)
 
 
-class WholeOutput(Generic[Kept]):
+class WholeOutput(Generic[Collector]):
     """A sink that keeps every event in a reply, which is made when all have come."""
 
     is_ready = True
 
-    def __init__(self, reply: Kept) -> None:
+    def __init__(self, reply: Collector) -> None:
         self.reply = reply
         self.put = reply.add
 
@@ -72,12 +72,12 @@ class Sink(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether all that was put has left, and what is put now can leave at once, by `flush`."""
+        """Whether all events so far were sent, and the next ones can be sent at once, by `flush`."""
 
     def put(self, event: TextEvent) -> None: ...
 
     def flush(self) -> None:
-        """Lets what was put leave together, in one write."""
+        """Sends all events that were put, in one write."""
 
     async def drain(self) -> None:
-        """Returns once all that was put has left, however slowly the client reads."""
+        """Returns once all events were sent, however slowly the client reads."""

@@ -13,7 +13,7 @@ from router.text.output.prose import Prose
 from router.text.output.values.arguments_text import ArgumentsText
 
 MAX_HELD = 16 << 10
-"""Characters held back because they may begin a call; with more they are text."""
+"""Most characters that are held back because they may begin a call. If there are more, they are text."""
 
 Tools = Mapping[str, Mapping[str, Any]]
 """Names of the tools that may be called, each with the JSON schema of its arguments."""
@@ -33,21 +33,21 @@ class ToolUse:
     is_parallel: bool = True
     """Whether an answer may have several calls."""
     keeps_arguments: bool = False
-    """Whether arguments are kept to the tools' schemas, where they can be, also if no tool is strict."""
+    """Whether a grammar enforces the tools' schemas of arguments, if it can, even if no tool is strict."""
 
 
 class Unmarked(enum.StrEnum):
-    """Which objects are calls that no mark announces, in formats that have a mark."""
+    """Which objects without a mark before them are calls, in formats that have a mark."""
 
     ANY = enum.auto()
     """Objects with the name of a tool, and with arguments."""
     PLAIN = enum.auto()
-    """Objects that the grammar of an answer finds, too: the name first, in plain letters, and then an object."""
+    """Objects that the grammar of an answer finds, too: first the name, without escapes, then an object."""
     NONE = enum.auto()
 
 
 class Syntax(Protocol):
-    """A machine that takes an answer's text one character at a time, so that no piece of it can matter."""
+    """A state machine that takes an answer's text one character at a time, however the text was split."""
 
     MARKS: ClassVar[tuple[str, ...]]
     """Texts that may begin or end a call in the middle of other text."""
@@ -60,7 +60,7 @@ class Syntax(Protocol):
 
 
 class Framing:
-    """Text that is held back is either framing, once a call begins, or text, once it cannot become a call."""
+    """Holds back text that may begin a call. It is framing once the call has begun, and text once no call can begin."""
 
     def __init__(self, marks: Sequence[str], call_id: CallIds, *, unmarked: Unmarked = Unmarked.ANY) -> None:
         self.unmarked = unmarked
@@ -71,7 +71,7 @@ class Framing:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more may be held: `give_up` then."""
+        """Whether no more may be held, so that the syntax has to call `give_up`."""
         return self._held_chars >= MAX_HELD
 
     @property

@@ -109,7 +109,7 @@ def tool_format_in(template: str) -> ToolFormat | None:
 class ReasoningFormat:
     name: str
     make: Callable[[bool], OutputParser] | None
-    """Takes whether the prompt has begun the reasoning. None: the format of calls with this name splits it off, too."""
+    """Makes a parser, given whether the prompt has begun the reasoning. None: the tool format of that name does it."""
     opening: str = ""
     """A prompt that ends with this has begun the reasoning."""
     special: tuple[str, ...] = ()
@@ -137,5 +137,5 @@ REASONING_BY_NAME: Mapping[str, ReasoningFormat] = {
 
 
 def reasoning_format_in(template: str) -> ReasoningFormat | None:
-    """Returns the format of the model that a chat template is for; None: it does not reason, or in another format."""
+    """Returns the format of reasoning that a chat template shows. None: it shows none of these."""
     return next((each for each in REASONING_FORMATS if any(sign in template for sign in each.signs)), None)

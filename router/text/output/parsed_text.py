@@ -10,12 +10,12 @@ from router.text.stop_strings import StopScanner
 
 
 class ParsedText:
-    """Stop strings are looked for in what the client gets as text, and never across a call or reasoning."""
+    """The text and the parts of one answer. Stop strings are only found in text, and not across a call or reasoning."""
 
     def __init__(
         self, text: OutputText, parser: OutputParser, scanner: StopScanner | None, *, min_tokens: int = 0
     ) -> None:
-        """`text` looks for no stop strings itself. None ends the answer before `min_tokens`."""
+        """`text` has no stop strings of its own. No stop string ends the answer before `min_tokens`."""
         self._text = text
         self._parser = parser
         self._scanner = scanner

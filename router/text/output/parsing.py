@@ -1,4 +1,4 @@
-"""Which parsers take the text of an answer apart."""
+"""Chooses the parsers that split the text of an answer into reasoning, tool calls and other text."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from twostroke.config.output import AUTO, NONE, OutputConfig
 
 @dataclass(frozen=True, slots=True)
 class OutputFormats:
-    """How a model writes calls and reasoning: names of lines of the two tables, empty where it writes none."""
+    """The formats in which a model writes calls and reasoning, by their names in `output_formats`. Empty: none."""
 
     calls: str = ""
     reasoning: str = ""
 
     @classmethod
     def of(cls, template: str, config: OutputConfig) -> OutputFormats:
-        """Returns what flags name, and where they name nothing what the chat template shows."""
+        """Returns the formats that the flags name. For a flag that is `auto`, the chat template decides."""
         calls, reasoning = config.tool_call_parser, config.reasoning_parser
         found = tool_format_in(template), reasoning_format_in(template)
         called, reasoned = (each.name if each else "" for each in found)
@@ -44,11 +44,11 @@ NO_FORMATS = OutputFormats()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsing:
-    """How the text of one prompt's answers is taken apart."""
+    """How the answers to one prompt are parsed."""
 
     formats: OutputFormats
     tools: Tools = field(default_factory=dict)
-    """Empty: calls are text."""
+    """Tools that may be called. Empty: calls are text."""
     is_reasoning_open: bool = False
     """Whether the prompt has begun the reasoning."""
 
@@ -60,15 +60,15 @@ class Parsing:
         special: tuple[str, ...] = ()
         if self.formats.reasoning:
             special += REASONING_BY_NAME[self.formats.reasoning].special
-        if self._whole_format:
-            special += TOOLS_BY_NAME[self._whole_format].special
+        if self._call_format:
+            special += TOOLS_BY_NAME[self._call_format].special
         return frozenset(special)
 
     def parser(self, stream: str, choice: int) -> OutputParser:
         """Returns the parser of one choice. Every router gives its calls the same ids."""
         calls = None
-        if self._whole_format:
-            form = TOOLS_BY_NAME[self._whole_format]
+        if self._call_format:
+            form = TOOLS_BY_NAME[self._call_format]
             calls = form.parser(
                 self.tools,
                 lambda index: form.call_id(_drawn(stream, choice, index)),
@@ -79,17 +79,17 @@ class Parsing:
             assert calls is not None
             return calls
         reasoning = make(self.is_reasoning_open)
-        return reasoning if calls is None else _InOrder(reasoning, calls)
+        return reasoning if calls is None else _ReasoningAndCalls(reasoning, calls)
 
     @property
-    def _whole_format(self) -> str:
-        """Name of the format of calls that is looked for; empty: none is."""
+    def _call_format(self) -> str:
+        """Name of the tool format that parses calls, and reasoning if it parses both. Empty: calls are text."""
         is_both = self.formats.reasoning and REASONING_BY_NAME[self.formats.reasoning].make is None
         return self.formats.reasoning if is_both else self.formats.calls if self.tools else ""
 
 
-class _InOrder:
-    """Looks for calls in what is not reasoning."""
+class _ReasoningAndCalls:
+    """Parses reasoning first, and then calls in the text that is not reasoning."""
 
     def __init__(self, reasoning: OutputParser, calls: OutputParser) -> None:
         self._reasoning = reasoning
@@ -100,20 +100,20 @@ class _InOrder:
         return self._calls.has_calls
 
     def feed(self, text: str) -> list[Part]:
-        return self._told(self._reasoning.feed(text))
+        return self._with_calls(self._reasoning.feed(text))
 
     def flush(self, *, is_cut: bool = False) -> list[Part]:
-        return [*self._told(self._reasoning.flush(is_cut=is_cut)), *self._calls.flush(is_cut=is_cut)]
+        return [*self._with_calls(self._reasoning.flush(is_cut=is_cut)), *self._calls.flush(is_cut=is_cut)]
 
-    def _told(self, parts: Sequence[Part]) -> list[Part]:
-        told: list[Part] = []
+    def _with_calls(self, parts: Sequence[Part]) -> list[Part]:
+        parsed: list[Part] = []
         for part in parts:
-            told += self._calls.feed(part.text) if isinstance(part, TextPart) else [part]
-        return told
+            parsed += self._calls.feed(part.text) if isinstance(part, TextPart) else [part]
+        return parsed
 
 
 def callable_tools(tools: Sequence[Mapping[str, Any]]) -> Tools:
-    """Returns names of tools, given in OpenAI's form, with the schemas of their arguments; any where they have none."""
+    """Returns the schemas of arguments by name of the tool, for tools in OpenAI's form. None given: any arguments."""
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
     return {name: schema if isinstance(schema, Mapping) else {} for name, schema in schemas.items()}
 

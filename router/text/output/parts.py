@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple, Protocol
 
 INVALID_JSON: Final = "INVALID_JSON"
-"""The name under which arguments of a call stand that are no JSON object, as in Anthropic's API: a call may be cut."""
+"""Name of the field for arguments that are no JSON object, as those of a call that was cut. It is Anthropic's name."""
 
 
 class TextPart(NamedTuple):

@@ -1,4 +1,4 @@
-"""Text around tool calls: finds the marks at which calls may begin, and keeps whitespace next to calls back."""
+"""Text around tool calls: finds the marks at which calls may begin, and holds back whitespace next to calls."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ MAX_SPACE = 64
 class MarkMatcher:
     """Finds marks in text that comes one character at a time.
 
-    The first character of each mark is nowhere else in it. So where text turns out not to be a mark, another mark can
-    begin at its last character at the earliest.
+    The first character of each mark is nowhere else in it. So if text turns out to be no mark, another mark can only
+    begin at its last character or later.
     """
 
     def __init__(self, marks: Sequence[str]) -> None:
@@ -23,7 +23,7 @@ class MarkMatcher:
         """A prefix of a mark with which the text ends."""
 
     def take(self, char: str) -> tuple[str, str]:
-        """Returns what is not a mark, of what was held back and `char`; and the mark that ends here, or ""."""
+        """Returns the held text and `char` as far as they are no mark, and the mark that ends with `char`, or ""."""
         held = self.held + char
         if held in self._marks:
             self.held = ""

@@ -1,4 +1,4 @@
-"""Splits what a model says to itself between `<think>` and `</think>` from its answer."""
+"""Splits a model's reasoning, between `<think>` and `</think>`, from its answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def grammar(*, is_open: bool, marks: Marks) -> tuple[str, list[str]]:
 
 
 _CLOSING_NEWLINES = 2
-"""Templates write a blank line between reasoning and answer."""
+"""Newlines after the closing mark that are framing: templates write a blank line there."""
 
 
 class ThinkParser:
@@ -90,4 +90,4 @@ class ThinkParser:
 
 
 MAX_SPACE = 64
-"""Whitespace before an opening mark; with more, the answer has begun."""
+"""Most whitespace before an opening mark. If there is more, the answer has begun."""

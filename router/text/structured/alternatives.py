@@ -1,4 +1,4 @@
-"""Which alternatives of `oneOf` exclude one another: those are `anyOf`, which llguidance keeps to. Pure."""
+"""Turns `oneOf` into `anyOf`, which llguidance enforces, if its alternatives exclude one another. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from router.text.structured.references import canonical, joint_parts, type_of
 
 MOST_COMPARED = 20_000
-"""Schemas that are looked at for one document. Alternatives beyond are not known to exclude one another."""
+"""Most schemas that are examined in one document. Alternatives after these are not known to exclude one another."""
 MOST_DEPTH = 8
 """Schemas within schemas that are compared."""
 _TYPES: Mapping[str, frozenset[str]] = {
@@ -23,7 +23,7 @@ _ANY = frozenset().union(*_TYPES.values())
 
 @dataclass(slots=True)
 class _Facts:
-    """What a value must be like that a schema takes, as far as it is known without alternatives."""
+    """What is known of every value that a schema accepts, apart from its alternatives."""
 
     types: frozenset[str] = _ANY
     values: tuple[frozenset[str], ...] = ()
@@ -31,8 +31,9 @@ class _Facts:
     properties: dict[str, list[Any]] = field(default_factory=dict)
     required: set[str] = field(default_factory=set)
     alternatives: list[Sequence[Any]] = field(default_factory=list)
-    """Lists of schemas. One schema of each list takes the value."""
+    """Lists of schemas. One schema of each list accepts the value."""
     is_never: bool = False
+    """Whether the schema accepts no value."""
 
 
 class Alternatives:
@@ -43,9 +44,9 @@ class Alternatives:
         self._left = MOST_COMPARED
 
     def mark(self, schema: dict[str, Any]) -> None:
-        """Makes `oneOf` of a schema `anyOf`, in place, where no value can match two of its alternatives.
+        """Turns `oneOf` of a schema into `anyOf`, in place, if no value can match two of its alternatives.
 
-        Where the schema names a discriminator, a value has it.
+        If the schema names a discriminator, the alternatives are made to require it.
         """
         options = schema.get("oneOf")
         if not isinstance(options, list):
@@ -109,9 +110,9 @@ class Alternatives:
 
 
 def _with_discriminator(options: Sequence[Any], discriminator: Any) -> list[Any] | None:
-    """Returns the alternatives with the property that OpenAPI's keyword names, which it asks for.
+    """Returns the alternatives, each of which also requires the property that OpenAPI's `discriminator` names.
 
-    None: it names none. Without its property an object might match two alternatives.
+    None: it names none. An object without the property might match two alternatives.
     """
     name = discriminator.get("propertyName") if isinstance(discriminator, Mapping) else None
     return [{"allOf": [option, {"required": [name]}]} for option in options] if isinstance(name, str) else None

@@ -2,7 +2,7 @@
 
 By the letter of JSON Schema an object without `additionalProperties` may have any further ones. A model invents more of
 them until its answer is cut. So they are taken as forbidden where properties are named, as by OpenAI, Outlines and
-xgrammar. Objects that name none stay open, and so does all that says itself what further ones are like.
+xgrammar. Objects that name no properties stay open, and so do schemas that say which further ones are allowed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from router.text.structured.references import is_named, listed, schema_at
 Schema = dict[str, Any]
 
 MOST_PARTS = 50_000
-"""Parts that are looked at, each as often as schemas have it: with more nothing is closed."""
+"""Most parts that are examined. A part counts once for each schema that has it. With more, nothing is closed."""
 
 _TOGETHER = ("allOf", "anyOf", "oneOf")
 _UNEVEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "anyOf", "oneOf")
 """Keywords of a part that say which properties are evaluated, beside their names."""
-_OWN_WORDS = ("additionalProperties", "patternProperties", "const", "enum")
-"""Keywords with which a part of a schema says itself what else an object may be like."""
+_DECIDING = ("additionalProperties", "patternProperties", "const", "enum")
+"""Keywords with which a part of a schema decides which further properties an object may have."""
 
 
 def close(schemas: Iterable[Schema], root: Any) -> None:
@@ -35,10 +35,10 @@ def close(schemas: Iterable[Schema], root: Any) -> None:
         closings.close(schema)
 
 
-def say_what_is_evaluated(schema: Schema, root: Any) -> None:
-    """Writes `unevaluatedProperties: false` as `additionalProperties: false`, in place, where that means the same.
+def replace_unevaluated(schema: Schema, root: Any) -> None:
+    """Writes `unevaluatedProperties: false` as `additionalProperties: false`, in place, if that means the same.
 
-    It does where a value either matches all parts of the schema or none: with alternatives it depends on the value.
+    It does if all parts of the schema apply to every value. With alternatives, that depends on the value.
     """
     if schema.get("unevaluatedProperties") is not False or is_named(schema.get("$ref")):
         return
@@ -51,7 +51,7 @@ def say_what_is_evaluated(schema: Schema, root: Any) -> None:
     if "additionalProperties" not in schema:
         named = [part["properties"] for part in (schema, *parts) if isinstance(part.get("properties"), dict)]
         names = dict.fromkeys(name for properties in named for name in properties)
-        if isinstance(own := schema.get("properties", {}), dict):  # else what compiles the whole says why not
+        if isinstance(own := schema.get("properties", {}), dict):  # else the compiler reports it
             schema["properties"] = {**dict.fromkeys(names, True), **own}
         schema["additionalProperties"] = False
 
@@ -87,11 +87,11 @@ class _Closings:
         return alone + sum(bool(listed(schema, key)) for key in ("anyOf", "oneOf")) > 1
 
     def _close_joint(self, schema: Schema) -> None:
-        """Closes a schema of several parts. The whole may have what its parts name. Parts that cannot be read may name
-        anything.
+        """Closes a schema of several parts. An object may have the properties that any part names. If a part cannot be
+        read, nothing is closed.
         """
         parts = [schema, *self.below(schema)]
-        if any(not isinstance(part, dict) or any(key in part for key in _OWN_WORDS) for part in parts):
+        if any(not isinstance(part, dict) or any(key in part for key in _DECIDING) for part in parts):
             return
         if not any("properties" in part for part in parts):
             return
@@ -144,7 +144,7 @@ def _close_object(schema: Schema) -> None:
 
 
 def _close_array(schema: Schema) -> None:
-    """Closes a list that names its first items: it has no others."""
+    """Closes a list whose schema describes its first items: it may have no others."""
     for first, further in (("prefixItems", "items"), ("items", "additionalItems")):
         items, least = schema.get(first), schema.get("minItems", 0)
         if isinstance(items, list) and further not in schema and isinstance(least, int) and least <= len(items):

@@ -22,12 +22,13 @@ from twostroke.grammar.compiler import LIMITS
 from twostroke.request import Grammar
 
 TRIED_TOKENS = 8
-"""Tokens of a made-up answer: a grammar with slow masks is detected before it is admitted."""
+"""Most tokens of a trial answer, with which slow masks and dead ends are found before a request is admitted."""
 _WALKS = (0.5, 0.0, 0.999)
-"""Places among the permitted tokens of those that made-up answers have. Rules that clients write may have dead ends."""
+"""Positions of the tokens of each trial answer among the permitted ones, from 0 for the first up to 1. Only grammars
+that clients write are tried with all of them: these may have dead ends."""
 MOST_ERROR_CHARS = 300
 MOST_PLACES = 3
-"""Places of a keyword that an error names."""
+"""Most places of a keyword that an error names."""
 
 _CAUSES: tuple[tuple[str, str], ...] = (
     (r"oneOf constraints", "oneOf"),
@@ -45,7 +46,7 @@ _CAUSES: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class CompiledGrammar:
-    """A grammar that is known to compile, with what that and a mask took here."""
+    """A grammar that has compiled, with times that were measured in this process."""
 
     grammar: Grammar
     compile_s: float
@@ -57,7 +58,7 @@ class CompiledGrammar:
 @dataclass(frozen=True, slots=True)
 class Refusal:
     cause: str
-    """The keyword that cannot be kept to; otherwise `size`, `syntax`, `unsatisfiable` or `other`."""
+    """The keyword that is not supported; otherwise `size`, `syntax`, `unsatisfiable` or `other`."""
     error: InvalidRequest
 
 
@@ -92,11 +93,11 @@ def compile_output(output: StructuredOutput, tokenizer: LLTokenizer) -> Compiled
 
 
 class _DeadEndError(Exception):
-    """A made-up answer has no continuation that matches."""
+    """A trial answer has no continuation that matches."""
 
 
 def _tried(matcher: LLMatcher, tokenizer: LLTokenizer, walks: Sequence[float]) -> float:
-    """Returns the mean seconds of a mask over the first tokens of some answers. Raises _DeadEndError."""
+    """Returns the mean seconds of a mask over the tokens of some trial answers. Raises _DeadEndError."""
     began_s, steps = time.perf_counter(), 0
     first, *others = [matcher, *(matcher.deep_copy() for _ in walks[1:])]
     steps += _walk(first, tokenizer, walks[0])
@@ -107,7 +108,7 @@ def _tried(matcher: LLMatcher, tokenizer: LLTokenizer, walks: Sequence[float]) -
 
 
 def _walk(matcher: LLMatcher, tokenizer: LLTokenizer, place: float) -> int:
-    """Goes on by the tokens at a place among the permitted ones, and returns how many masks it has looked at."""
+    """Extends a trial answer with the permitted tokens at `place`. Returns the number of masks that were computed."""
     text = list[int]()
     for step in range(1, TRIED_TOKENS + 1):
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")

@@ -14,10 +14,10 @@ from twostroke.base.client_text import shown
 from twostroke.base.errors import InvalidRequest, UnsupportedFeature
 
 MOST_CHOICES = 20_000
-"""Strings of a choice. As many compile within a fifth of a second."""
+"""Most strings of a choice. As many compile within a fifth of a second."""
 
 CLOSES = "disable_additional_properties"
-"""False: objects may have properties that their schema does not name, unless it forbids them."""
+"""Key in `structured_outputs`. False: objects may have properties that their schema does not name or forbid."""
 
 _ELSEWHERE: Mapping[str, str] = {
     "guided_json": "json",
@@ -30,9 +30,9 @@ _ELSEWHERE: Mapping[str, str] = {
     "ebnf": "grammar",
     "grammar": "grammar",
 }
-"""Fields that vLLM had, and that other servers have, and the name of each in `structured_outputs`."""
+"""Fields of older versions of vLLM and of other servers, and the key of `structured_outputs` that replaces each."""
 STRUCTURED = frozenset({*_ELSEWHERE, "response_format", "structured_outputs"})
-"""Fields that ask for structured output, or would elsewhere."""
+"""Fields that ask for structured output, here or at other servers."""
 
 
 def structured_output(body: Mapping[str, Any]) -> StructuredOutput | None:
@@ -65,7 +65,7 @@ def _either(
 
 
 def opened(output: StructuredOutput | None, wanted: Any) -> StructuredOutput | None:
-    """Allows properties that a schema does not name, where the client has said that they are not to be disabled.
+    """Allows properties that a schema does not name, if the client sends false as `disable_additional_properties`.
 
     JSON Schema allows them where `additionalProperties` is missing.
     """
@@ -116,9 +116,9 @@ def _schema(schema: Any, field: str, *, is_strict: bool = False, has_whitespace:
 
 
 def schema_text(text: str, field: str) -> str:
-    """Returns a schema that came as text. Raises InvalidRequest, naming the field, where no JSON object stands there.
+    """Returns a schema that came as text. Raises InvalidRequest, naming the field, if it is not a JSON object.
 
-    Grammars of calls and replies are made of it before any grammar of the schema itself.
+    It is checked here because grammars of calls, and replies, use the schema before it is compiled.
     """
     if not text:
         raise InvalidRequest(f"{field} must not be empty", field=field)
@@ -138,7 +138,7 @@ def _by_kind(wanted: Any) -> StructuredOutput | None:
     if not isinstance(wanted, Mapping):
         raise wrong_kind(field, wanted, "an object")
     given = {name: value for name, value in wanted.items() if name in _KINDS and value not in (None, False)}
-    if wanted.keys() == {CLOSES}:  # it says something about a schema that stands elsewhere
+    if wanted.keys() == {CLOSES}:  # it belongs to the schema of another field
         return None
     if len(given) != 1:
         names = ", ".join(_KINDS)

@@ -1,7 +1,7 @@
-"""Checks a JSON schema: every keyword of it is kept to, or refused by name. Pure.
+"""Checks a JSON schema: every keyword of it is enforced, or refused by name. Pure.
 
-llguidance refuses most keywords that it does not know. This module says where they stand, and refuses what llguidance
-would take without keeping to it, so that no answer violates its schema.
+llguidance refuses most keywords that it does not know. This module names their place, and also refuses what llguidance
+would accept without enforcing it, so that no answer violates its schema.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.text.structured.alternatives import Alternatives
-from router.text.structured.closing import close, say_what_is_evaluated
+from router.text.structured.closing import close, replace_unevaluated
 from router.text.structured.emptiness import forbid_endless
 from router.text.structured.references import schema_at
 from twostroke.base.errors import UnsupportedFeature
@@ -23,17 +23,18 @@ Schema = dict[str, Any]
 FORMATS = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"},
 )
-"""Formats of strings that llguidance keeps to."""
+"""Formats of strings that llguidance enforces."""
 
 _ONE = ("additionalItems", "additionalProperties", "items")
 _LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 _NAMED = ("patternProperties", "properties")
-"""Keywords whose values are schemas, lists of schemas, or objects of schemas, and which can be kept to."""
+"""Keywords whose values are objects of schemas; values in `_ONE` are schemas, and in `_LISTS` lists of schemas. All can
+be enforced."""
 _DEFINITIONS = ("$defs", "definitions")
 
 
 class UnsupportedSchema(UnsupportedFeature):
-    """A keyword of a schema cannot be kept to."""
+    """A keyword of a schema is not supported."""
 
     keyword: str = ""
 
@@ -54,10 +55,10 @@ def _without(*keywords: str) -> Callable[[Any, Schema], bool]:
     return lambda value, schema: not any(keyword in schema for keyword in keywords)
 
 
-def _counts_required(least: Any, schema: Schema) -> bool:
-    """Returns whether the required properties and one other are enough.
+def _is_reachable(least: Any, schema: Schema) -> bool:
+    """Returns whether the required properties and one more are at least `least`.
 
-    Names that are not required may repeat one another.
+    Further ones cannot be counted on: an answer may repeat the name of a property that is not required.
     """
     required = schema.get("required")
     named = len(set(map(str, required))) if isinstance(required, list) else 0
@@ -86,8 +87,8 @@ UNSUPPORTED: Mapping[str, Callable[[Any, Schema], bool]] = {
     "uniqueItems": lambda value, schema: value is False,
     "x-guidance": _never,
 }
-"""Keywords that cannot be kept to, and when each asks for nothing. `disallow`, `divisibleBy` and `extends` are of early
-versions of the specification."""
+"""Keywords that cannot be enforced, each with a test whether it constrains nothing. `disallow`, `divisibleBy` and
+`extends` are of early versions of the specification."""
 
 
 _CONTROLS = "[\x00-\x07\x0b\x0e-\x1f\x7f]"
@@ -102,16 +103,16 @@ _UNWRITABLE_PATTERN = re.compile(
 
 
 def checked_schema(schema: Any, field: str, *, is_strict: bool, is_open: bool = False) -> Any:
-    """Returns the schema without keywords that ask for nothing, and closed; changes it in place.
+    """Returns the schema, changed in place: closed, and without unsupported keywords that constrain nothing.
 
-    `is_strict`: formats that cannot be kept to are refused. Otherwise they are notes, as the specification has it.
-    `is_open`: what a schema leaves out is permitted, by the letter of the specification. Raises UnsupportedSchema.
+    `is_strict`: unsupported formats are refused. Otherwise they are annotations, as in the specification. `is_open`:
+    the schema is not closed, which is the letter of the specification. Raises UnsupportedSchema.
     """
     schemas = list(schemas_in(schema))
     forbid_endless(schema, (each for _, each in schemas))
     alternatives = Alternatives(schema)
     for _, each in schemas:
-        say_what_is_evaluated(each, schema)
+        replace_unevaluated(each, schema)
     for place, each in schemas:
         _check(each, place, field, is_strict)
     for _, each in schemas:
@@ -123,7 +124,7 @@ def checked_schema(schema: Any, field: str, *, is_strict: bool, is_open: bool = 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A JSON pointer to a schema, which is written only where it is shown: each may be long, and there are many."""
+    """A JSON pointer to a schema. Its text is only made for errors: each may be long, and there are many."""
 
     above: Place | None
     name: str
@@ -143,7 +144,7 @@ def _check(schema: Schema, place: Place, field: str, is_strict: bool) -> None:
         if not UNSUPPORTED[keyword](schema[keyword], schema):
             raise unsupported(keyword, place, field)
     _check_characters(schema, place, field)
-    if "minProperties" in schema and not _counts_required(schema["minProperties"], schema):
+    if "minProperties" in schema and not _is_reachable(schema["minProperties"], schema):
         raise unsupported("minProperties", place, field, ", beyond the required properties and one more,")
     named = schema.get("format")
     is_known = isinstance(named, str) and named in FORMATS
@@ -158,9 +159,7 @@ def _check(schema: Schema, place: Place, field: str, is_strict: bool) -> None:
 
 
 def _check_characters(schema: Schema, place: Place, field: str) -> None:
-    """Refuses characters that llguidance cannot write. It would leave them out, and so take another text for the right
-    one.
-    """
+    """Refuses characters that llguidance cannot write. It would leave them out, and so accept another text."""
     texts = [(keyword, text) for keyword in ("const", "enum") for text in _strings_in(schema.get(keyword))]
     patterns = [("pattern", schema.get("pattern"))]
     if isinstance(schema.get("patternProperties"), dict):
@@ -193,20 +192,20 @@ def _takes_strings(schema: Schema) -> bool:
 
 
 def unsupported(keyword: str, place: Place, field: str, what: str = "") -> UnsupportedSchema:
-    """Returns the error for a keyword that cannot be kept to."""
+    """Returns the error for a keyword that is not supported."""
     error = UnsupportedSchema(f'{field}: "{keyword}"{what} at {place} is not supported', field=field)
     error.keyword = keyword
     return error
 
 
 def schemas_in(root: Any) -> Iterator[tuple[Place, Schema]]:
-    """Gives every schema that an instance may be checked with, and its place.
+    """Yields every schema that an instance may be checked with, and its place.
 
     Definitions that nothing refers to are left out, unless something refers by an id or an anchor.
     """
     waiting: list[tuple[Place, Any]] = [(Place(None, "#"), root)]
     seen: set[int] = set()
-    definitions = _definitions(root)  # given once, whatever refers to them
+    definitions = _definitions(root)  # yielded at most once, however many references there are
     while waiting:
         place, schema = waiting.pop()
         if not isinstance(schema, dict) or id(schema) in seen:

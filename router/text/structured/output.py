@@ -11,7 +11,7 @@ from twostroke.request import MAX_GRAMMAR_CHARS
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """Raises InvalidRequest, naming the field, for a text that is too long."""
+    """What an answer must match. A text that is too long raises InvalidRequest, naming the field."""
 
     kind: str
     """A key of `router.text.structured.sources.SOURCES`."""
@@ -20,13 +20,13 @@ class StructuredOutput:
     field: str
     """The client's field, for errors."""
     is_strict: bool = False
-    """Whether formats that cannot be kept to are refused, instead of being taken as notes."""
+    """Whether a `format` of strings that is not supported is refused, instead of ignored."""
     has_whitespace: bool = True
     """Whether JSON may have whitespace between its parts."""
     is_open: bool = False
     """Whether objects may have properties that their schema does not name, unless it forbids them."""
     otherwise: StructuredOutput | None = None
-    """What is kept to instead where this cannot be: a wish of the client's that is not a promise."""
+    """The output that is used instead if this one is refused. None: a refusal is an error."""
 
     def __post_init__(self) -> None:
         if len(self.body) > MAX_GRAMMAR_CHARS:

@@ -25,7 +25,7 @@ _NAMING = ("properties", "required")
 
 
 def check_property_names(output: StructuredOutput) -> None:
-    """Raises UnsupportedSchema where the patterns for one value can leave no name after a comma."""
+    """Checks the schemas of an output. Raises UnsupportedSchema if patterns may leave no name after a comma."""
     patterns = _Patterns()
     for root in roots_of(output):
         schemas = list(schemas_in(root))
@@ -57,7 +57,7 @@ def roots_of(output: StructuredOutput) -> Iterator[Any]:
 
 
 class _Patterns:
-    """Says which names patterns match. Each pattern, and each set of patterns, is compiled once."""
+    """Finds which names patterns match. Each pattern, and each set of patterns, is compiled once."""
 
     def __init__(self) -> None:
         self._tokenizer = LLTokenizer("byte")
@@ -66,7 +66,7 @@ class _Patterns:
         self._without_names: dict[str, bool] = {}
 
     def problem(self, patterns: tuple[str, ...], names: tuple[str, ...]) -> str | None:
-        """Returns what is wrong with the patterns of an object that has properties of these names."""
+        """Returns what is wrong with the patterns of an object that has properties of these names. None: nothing is."""
         for name in names:
             if self._match(patterns, name):
                 return f"that matches the property {json.dumps(name)[:80]} too"
@@ -90,9 +90,8 @@ class _Patterns:
             alone = {"patternProperties": {pattern: {"type": "null"}}, "additionalProperties": False}
             matcher = self._matcher({"type": "object", **alone})
             matcher.consume_token(ord("{"))
-            mask = (
-                matcher.compute_bitmask()
-            )  # after `{` a name begins with a quote; if none may follow, no name matches
+            # After `{`, a name begins with a quote. If no quote may follow, no name matches.
+            mask = matcher.compute_bitmask()
             self._without_names[pattern] = not (matcher.is_error() or bool(mask[_QUOTE // 8] >> _QUOTE % 8 & 1))
         return self._without_names[pattern]
 
@@ -102,7 +101,7 @@ class _Patterns:
 
 
 MOST_PARTS = 10_000
-"""Schemas that are examined in one document at most. What more of them would forbid together is not checked."""
+"""Most schemas that are examined in one document. What further ones forbid together is not checked."""
 
 
 def joint_schemas(schemas: Sequence[tuple[Place, Schema]], root: Any) -> Iterator[tuple[Place, list[Schema]]]:

@@ -23,7 +23,7 @@ r"""Letters after a backslash in strings. Without `u` no name of a property can 
 take `"\u0061"` for another name than `"a"`. A control character without a letter of its own cannot be written."""
 
 MOST_CHECKED_CHARS = 20_000
-"""Characters of a regex that is checked while a request is read: some 20 ms."""
+"""Most characters of a regex that is checked while a request is read, which takes some 20 ms."""
 
 
 def source_of(output: StructuredOutput) -> str:
@@ -61,7 +61,7 @@ def _regex(output: StructuredOutput) -> str:
 
 
 def check_regex(regex: str, field: str) -> None:
-    """Raises InvalidRequest, naming the field, for what is not a regex here, or is too long to be looked at at once."""
+    """Checks a regex. Raises InvalidRequest, naming the field, if it is invalid, or too long to be checked at once."""
     if len(regex) > MOST_CHECKED_CHARS:
         raise InvalidRequest(
             f"{field} must have at most {MOST_CHECKED_CHARS} characters, got {len(regex)}", field=field
@@ -102,4 +102,4 @@ SOURCES: Mapping[str, Callable[[StructuredOutput], str]] = {
     "grammar": _grammar,
     "llguidance": _llguidance,
 }
-"""`llguidance` is a source as it is, made by this router: clients cannot ask for it."""
+"""Functions that make the source, by kind. `llguidance` is already a source, made by this router and not by clients."""

@@ -22,7 +22,7 @@ START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 CONSTRAIN, END, RETURN, CALL = "<|constrain|>", "<|end|>", "<|return|>", "<|call|>"
 
 MAX_HEADER = 512
-"""Characters of a message's header, from its role to its content type."""
+"""Most characters of a message's header, from its role to its content type."""
 
 
 def grammar(tools: Sequence[ToolSchema], use: ToolUse, marks: Marks) -> CallGrammar:
@@ -63,7 +63,7 @@ class HarmonySyntax:
         self._arguments = ArgumentsText()
         self._has_begun = False
         self._held: list[str] = []
-        """A message to a tool, as long as it is not certain that it is a call."""
+        """The message to a tool so far, until it is certain that it is a call."""
         self.state: State = self._first_header
 
     def end(self) -> None:
@@ -138,7 +138,7 @@ class HarmonySyntax:
         return True
 
     def _add_arguments(self, text: str) -> None:
-        """Adds to the arguments of a call, which begins with them. What cannot follow is text."""
+        """Adds to the arguments of a call, which begins with its arguments. What cannot follow is text."""
         for index, char in enumerate(text):
             progress = self._arguments.take(char)
             if progress is Progress.BROKEN or len(self._held) >= MAX_HELD:
@@ -149,7 +149,7 @@ class HarmonySyntax:
             if not self._has_begun and (self._arguments.has_begun or progress is Progress.DONE):
                 self._begin_call()
             if progress is Progress.DONE:
-                self._add = self._behind_arguments
+                self._add = self._after_arguments
                 self._add(text[index + 1 :])
                 return
 
@@ -159,7 +159,7 @@ class HarmonySyntax:
         self._framing.parts.begin_call(self._tool, self._arguments)
 
     def _end_arguments(self) -> None:
-        """Ends a message to a tool. One that says nothing is a call without arguments."""
+        """Ends a message to a tool. An empty one is a call without arguments."""
         if self._add != self._add_arguments or self._has_begun:
             return
         if "".join(self._held).strip():
@@ -168,14 +168,14 @@ class HarmonySyntax:
             self._begin_call()
 
     def _say(self, text: str) -> None:
-        """Makes text of the rest of a message to a tool, and of all of it where no call has begun."""
+        """Makes text of the rest of a message to a tool, and of all of it if no call has begun."""
         self._add = self._framing.parts.add_text
         if not self._has_begun:
             self._add(f"to=functions.{self._tool} {''.join(self._held)}")
             self._held.clear()
         self._add(text)
 
-    def _behind_arguments(self, text: str) -> None:
+    def _after_arguments(self, text: str) -> None:
         if text.strip():
             self._say(text)
 

@@ -27,7 +27,7 @@ def grammar(tools: Sequence[ToolSchema], use: ToolUse, marks: Marks) -> CallGram
 def _unmarked_rules(tools: Sequence[ToolSchema], use: ToolUse) -> tuple[str, ...]:
     """Returns the rules of text up to and with a call that no mark announces, for each tool.
 
-    Where text may follow, it has what closes a list or a block of calls.
+    If no other call may follow, it has what closes a list or a Markdown block of calls.
     """
     names = ["".join(f"\\x{{{ord(char):x}}}" for char in tool.name) for tool in tools]
     head = rf'\{{{_SPACE}"name"{_SPACE}:{_SPACE}"NAME"{_SPACE},{_SPACE}"(arguments|parameters)"{_SPACE}:'
@@ -40,7 +40,7 @@ def _unmarked_rules(tools: Sequence[ToolSchema], use: ToolUse) -> tuple[str, ...
 
 _SPACE = r"[ \t\n\r]*"
 _FEW = r"[ \t\n\r]{0,32}"
-"""Whitespace where a call has begun: a model that repeats it continues."""
+"""Whitespace after a call has begun. It is limited, so that a model cannot repeat it for ever."""
 
 
 _FENCE = "```"
@@ -51,7 +51,7 @@ _MAX_FENCE = 32
 
 
 class HermesSyntax:
-    """A call stands after its mark, or at the beginning of a line that the mark is missing from.
+    """A call stands after its mark, or without a mark at the beginning of a line.
 
     Without the mark, an object is a call if it names a tool and has arguments. It may stand in a list, in the text, or
     first in a Markdown block. Small models leave the mark out.
@@ -64,19 +64,19 @@ class HermesSyntax:
         self._framing = framing
         self._object = CallObject(tools, framing)
         self._is_marked = self._is_unclosed = False
-        """Whether the mark announces what comes; a call has begun and its closing mark has not come."""
+        """Whether the model's own mark stands before the object; whether a call still lacks its closing mark."""
         self._is_in_list = self._is_in_block = False
         """Whether what comes is in a list, or in a Markdown block, of calls."""
         self._fence = ""
-        """A line, as far as it may open or close a Markdown block."""
+        """The line so far, while it may open or close a Markdown block."""
         self._mark = ""
-        """A mark inside a Markdown block, as far as it has come."""
+        """Characters so far of a mark inside a Markdown block."""
         self._text = TextLines()
         self.state: State = self._prose
 
     def end(self) -> None:
-        """Drops what closes a block, or a call inside one, only in part."""
-        if self.state == self._behind_object or (self.state == self._in_mark and self._is_unclosed):
+        """Drops the incomplete closing of a block, or of a call inside one."""
+        if self.state == self._after_object or (self.state == self._in_mark and self._is_unclosed):
             self._framing.accept()
 
     def _prose(self, char: str) -> bool:
@@ -157,7 +157,7 @@ class HermesSyntax:
             self._is_marked, self.state = self._mark == OPEN, self._opening
         elif self._mark in _CLOSINGS:
             self._is_marked = self._is_unclosed = False
-            self.state = self._behind_object
+            self.state = self._after_object
         return True
 
     def _begin_object(self) -> bool:
@@ -176,10 +176,10 @@ class HermesSyntax:
             return self._to_prose()
         self._framing.accept()
         self._fence = ""
-        self.state = self._behind_object
+        self.state = self._after_object
         return True
 
-    def _behind_object(self, char: str) -> bool:
+    def _after_object(self, char: str) -> bool:
         """Takes what closes a list or a block of calls, or the next object there."""
         if not (self._is_in_list or self._is_in_block):
             self._text.begin_line()
@@ -215,12 +215,12 @@ _SOMETHING = "."
 
 
 class TextLines:
-    """Tells where a line of text begins that may be a call, which is not inside a Markdown block."""
+    """Follows the lines of text, to know where a call may begin: at a line's beginning, outside of Markdown blocks."""
 
     def __init__(self) -> None:
         self.is_in_block = False
         self._line = ""
-        """The line's beginning, as far as it may close a block."""
+        """The beginning of the line, up to the length of what closes a block."""
 
     def may_begin_call(self, *, is_blank: bool) -> bool:
         """Returns whether a call may begin. `is_blank`: there was no text since the beginning or the last call, so
@@ -240,7 +240,7 @@ class TextLines:
         self._line = ""
 
     def go_on(self, text: str) -> None:
-        """Goes on after text that was not a call."""
+        """Continues after text that was held back and is no call."""
         last = text.rpartition("\n")[2]
         self._line = _SOMETHING if last.strip() or not text else last
 

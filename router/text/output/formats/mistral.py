@@ -90,7 +90,10 @@ class MistralSyntax:
         return self._framing.hold_space(char) or self._to_prose()
 
     def _in_head(self, char: str) -> bool:
-        """Takes a name, marks, and the arguments' first character: a string or null only follows the mark of both."""
+        """Takes the name and the marks after it, up to the first character of the arguments.
+
+        Arguments that are a string or null must follow `[ARGS]`.
+        """
         has_mark = self._head.rstrip().endswith(ARGUMENTS)
         if char == "{" or (has_mark and not char.isspace()):
             name, _, rest = self._head.partition("[")
@@ -126,4 +129,4 @@ class MistralSyntax:
 
 
 MAX_HEAD = 256
-"""Characters of a name with the marks after it; names have at most 64."""
+"""Most characters of a name with the marks after it. Names have at most 64."""

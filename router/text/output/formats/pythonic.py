@@ -24,8 +24,9 @@ _VALUES = (
 
 
 def grammar(tools: Sequence[ToolSchema], use: ToolUse, marks: Marks) -> CallGrammar:
-    """Returns the grammar of lists of calls. Their parameters are those of the schemas, in the schemas' order, each at
-    most once; values are any literals."""
+    """Returns the grammar of lists of calls. Parameters have the order of the schema, each is given at most once, and
+    values are any literals.
+    """
     refuse_strict(tools, "pythonic")
     calls = [f'{quoted(tool.name + "(")} {_parameters(tool, index)} ")"' for index, tool in enumerate(tools)]
     parameters = [rule for index, tool in enumerate(tools) for rule in _parameter_rules(tool, index)]
@@ -42,7 +43,7 @@ def _parameters(tool: ToolSchema, index: int) -> str:
 
 
 def _parameter_rules(tool: ToolSchema, index: int) -> Iterator[str]:
-    """Yields one rule for each parameter: this one and any that follow it, or if it may be left out those alone."""
+    """Yields one rule per parameter: it and any that follow. If it is optional, also only those that follow."""
     names = list(tool.properties or ())
     needed = [name in _required(tool) for name in names]
     for number, name in enumerate(names):
@@ -61,11 +62,11 @@ def _required(tool: ToolSchema) -> Sequence[str]:
 
 
 MAX_NAME = 256
-"""Characters of a function's or parameter's name."""
+"""Most characters of a function's or parameter's name."""
 
 
 class PythonicSyntax:
-    """A list is one of calls at the answer's beginning, after the start mark, and after another such list."""
+    """A list is one of calls if it is at the answer's beginning, after the start mark, or after another such list."""
 
     MARKS: ClassVar[tuple[str, ...]] = (START, END)
 

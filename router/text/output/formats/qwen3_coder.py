@@ -20,11 +20,11 @@ OPEN, CLOSE, FUNCTION = "<tool_call>", "</tool_call>", "<function="
 _PARAMETER, _END_PARAMETER, _END_FUNCTION = "<parameter=", "</parameter>", "</function>"
 
 MAX_NAME = 256
-"""Characters of a function's or parameter's name, and of the whitespace around it."""
+"""Most characters of a function's or parameter's name, with the whitespace around it."""
 
 _MAX_SPACE = 64
-"""Whitespace between two marks that end a value together."""
-_BEHIND: Mapping[str, tuple[str, ...]] = {
+"""Most whitespace between two marks that end a value together."""
+_FOLLOWING: Mapping[str, tuple[str, ...]] = {
     _END_PARAMETER: (_PARAMETER, _END_FUNCTION, CLOSE, OPEN, FUNCTION),
     _END_FUNCTION: (CLOSE, OPEN, FUNCTION),
     CLOSE: (OPEN, FUNCTION),
@@ -33,11 +33,11 @@ _BEHIND: Mapping[str, tuple[str, ...]] = {
 
 _NOTES = frozenset({"$comment", "$id", "$schema", "default", "description", "examples", "title"})
 _ARGUMENT_KEYWORDS = _NOTES | {"$defs", "additionalProperties", "definitions", "properties", "required", "type"}
-"""Keywords of a strict tool's arguments that a call keeps to, or that ask for nothing."""
+"""Keywords of a strict tool's schema that the grammar enforces, or that constrain nothing."""
 _VALUE_KEYWORDS = _NOTES | {"$ref", "allOf", "anyOf", "const", "enum", "nullable", "oneOf", "type"}
-"""Keywords of a value that its text keeps to."""
+"""Keywords of a parameter's schema that also hold for a value that is written as text, or constrain nothing."""
 _TEXT_TYPES = frozenset({"array", "object", "string"})
-"""Types of what a text may be read as, where it may be any string."""
+"""Types that a text may be read as, if the schema admits any string."""
 
 
 def grammar(tools: Sequence[ToolSchema], use: ToolUse, marks: Marks) -> CallGrammar:
@@ -87,7 +87,7 @@ def _definitions(tool: ToolSchema) -> dict[str, Any]:
 
 
 def _refuse_arguments(tool: ToolSchema) -> None:
-    """Refuses what the parameters of a strict tool cannot be kept to, whose calls name them one by one."""
+    """Refuses keywords of a strict tool's schema that cannot be enforced, because calls list parameters one by one."""
     others = sorted(set(tool.parameters) - _ARGUMENT_KEYWORDS)
     if tool.properties is None and tool.parameters.get("additionalProperties") not in (None, True, {}):
         others.append("additionalProperties")
@@ -98,7 +98,7 @@ def _refuse_arguments(tool: ToolSchema) -> None:
 
 
 def _refuse_keywords(tool: ToolSchema, name: str, schema: Any) -> None:
-    """Refuses what the text of a strict tool's value cannot be kept to, where it may be any text."""
+    """Refuses keywords of a strict tool's parameter that cannot be enforced, because its value may be plain text."""
     admitted = admitted_by(tool.parameters, name)
     if not tool.is_strict or not may_be_text(admitted):
         return
@@ -221,7 +221,7 @@ class Qwen3CoderSyntax:
         return True
 
     def _end_body(self, mark: str) -> None:
-        """Ends the call at its own closing mark, or at one that follows where that is missing."""
+        """Ends the call at its own closing mark, or at the next mark if that is missing."""
         self._arguments.write("}")
         if mark == OPEN:
             self._open()
@@ -278,23 +278,23 @@ class Qwen3CoderSyntax:
         ending = self._ending
         if ending.startswith(_PARAMETER):
             return self._begins_next(ending.removeprefix(_PARAMETER))
-        mark = next((mark for mark in _BEHIND if ending.startswith(mark)), None)
+        mark = next((mark for mark in _FOLLOWING if ending.startswith(mark)), None)
         if mark is None:
-            return None if any(mark.startswith(ending) for mark in (*_BEHIND, _PARAMETER)) else False
-        behind = ending.removeprefix(mark)
+            return None if any(mark.startswith(ending) for mark in (*_FOLLOWING, _PARAMETER)) else False
+        after_mark = ending.removeprefix(mark)
         if mark == _END_PARAMETER and (self._value.is_inline or self._value.is_at_line):
             return True
-        if mark == CLOSE and behind == "\n" and self._value.is_at_line:
+        if mark == CLOSE and after_mark == "\n" and self._value.is_at_line:
             return True
-        following = behind.lstrip()
+        following = after_mark.lstrip()
         if not following:
-            return None if len(behind) < _MAX_SPACE else False
-        if following in _BEHIND[mark]:
+            return None if len(after_mark) < _MAX_SPACE else False
+        if following in _FOLLOWING[mark]:
             return True
-        return None if any(each.startswith(following) for each in _BEHIND[mark]) else False
+        return None if any(each.startswith(following) for each in _FOLLOWING[mark]) else False
 
     def _begins_next(self, name: str) -> bool | None:
-        """Returns whether another parameter begins: the call has its closing mark left out."""
+        """Returns whether the next parameter begins although the closing mark of this one is missing."""
         if name.endswith(">"):
             return self._is_declared(name[:-1])
         return False if name.endswith(("<", "\n")) or len(name) > MAX_NAME else None

@@ -1,1 +1,1 @@
-"""What the text of an answer that may call tools is kept to: `calls` for each format, `answers` for a whole answer."""
+"""Grammars of answers that may call tools: `calls` has what formats share, `answers` makes that of a whole answer."""

@@ -52,9 +52,7 @@ def answer_grammar(
 
 
 def unmarked_calls(tools: Sequence[Mapping[str, Any]], use: ToolUse, wanted: StructuredOutput | None) -> Unmarked:
-    """Returns which objects without a mark are calls. Whatever is read as a call, the grammar makes it
-    match a schema.
-    """
+    """Returns which objects without a mark are calls: with a grammar, only those that it makes match a schema."""
     if use.must_call or wanted:
         return Unmarked.NONE
     if not _binds_calls(tools, use):
@@ -63,7 +61,7 @@ def unmarked_calls(tools: Sequence[Mapping[str, Any]], use: ToolUse, wanted: Str
 
 
 def _binds_calls(tools: Sequence[Mapping[str, Any]], use: ToolUse) -> bool:
-    """Returns whether calls must keep to a grammar."""
+    """Returns whether calls must match a grammar."""
     is_strict = use.keeps_arguments or any(_is_strict(tool) for tool in tools)
     return use.must_call or not use.is_parallel or is_strict
 

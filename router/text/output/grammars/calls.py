@@ -21,7 +21,7 @@ from twostroke.base.errors import InvalidRequest
 Json = Mapping[str, Any]
 
 MAX_UNMARKED_TOOLS = 32
-"""Most tools whose calls a grammar looks for where no mark announces them: each costs time for every token."""
+"""Most tools whose calls a grammar also finds without a mark: each tool costs time for every token."""
 
 ANY_ARGUMENTS: Json = {"type": "object"}
 NO_ARGUMENTS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -32,7 +32,7 @@ class Marks:
     """Writes marks as terms of a grammar.
 
     A mark with a token of its own may be spelled in ordinary tokens, too. A model that never learned the token spells
-    it, and parsers see only text: a spelled call has to keep to the same grammar.
+    it, and parsers see only text: a spelled call has to match the same grammar.
     """
 
     added_token: Callable[[str], int | None]
@@ -46,13 +46,13 @@ class Marks:
         return quoted(text) if token is None else f"(<[{token}]> | {quoted(text)})"
 
     def after_text(self, text: str) -> str:
-        """Returns the expression of any text up to and with the mark; it needs the rule `TEXT`, and `lazy_rule`."""
+        """Returns the expression of any text that ends with the mark. It needs the rules `TEXT` and `lazy_rule`."""
         token = self.added_token(text)
         return _lazy_name(text) if token is None else f"({_lazy_name(text)} | TEXT <[{token}]>)"
 
     @staticmethod
     def lazy_rule(text: str) -> str:
-        """Returns the rule of text that ends where the mark is spelled first."""
+        """Returns the rule of text that ends with the first spelled mark."""
         return f"{_lazy_name(text)}[lazy]: TEXT {quoted(text)}"
 
 
@@ -71,7 +71,7 @@ class ToolSchema:
 
     @property
     def properties(self) -> Json | None:
-        """Schemas of parameters by name. None: there may be any."""
+        """Schemas of parameters by name. None: any parameters are allowed."""
         properties = self.parameters.get("properties")
         return (
             None
@@ -94,9 +94,9 @@ class CallGrammar:
     text: str | None = None
     """Regex of an answer without a call, where there is no trigger. None: `call` has such answers."""
     ending: str = ""
-    """What may stand after the last call, where the answer must call: models that want to write it end there."""
+    """What may follow the last call, if the answer must call: some models only end their answer after it."""
     unmarked: tuple[str, ...] = ()
-    """Rules of `in_text_unmarked`: text up to and with a call that no mark announces, where a text may have calls."""
+    """Rules of `in_text_unmarked`: text that ends with a call without a mark, for answers of text and calls."""
     begins_as_json: bool = False
     """Whether a call looks like any other object of JSON at its beginning."""
 
@@ -113,7 +113,7 @@ def with_any_arguments(tools: Sequence[ToolSchema]) -> tuple[ToolSchema, ...]:
 
 
 def tool_schemas(tools: Sequence[Json], use: ToolUse) -> tuple[ToolSchema, ...]:
-    """Returns the tools that may be called. Raises UnsupportedFeature for a strict tool that cannot be kept to."""
+    """Returns the tools that may be called. Raises UnsupportedFeature for a strict tool with an unsupported schema."""
     return tuple(
         _tool_schema(tool["function"], f"tools[{index}].function")
         for index, tool in enumerate(tools)
@@ -182,12 +182,12 @@ def json_rule(schema: Json, *, has_whitespace: bool = True) -> str:
 
 
 def alternatives(name: str, calls: Sequence[str]) -> str:
-    """Returns a rule that is any one of some expressions."""
+    """Returns a rule that matches any one of some expressions."""
     return f"{name}: {' | '.join(f'({call})' for call in calls)}"
 
 
 def object_rules(tools: Sequence[ToolSchema], arguments: str) -> tuple[str, ...]:
-    """Returns the rules of `call_object`: an object with the name and the arguments, under the key of that name."""
+    """Returns the rules of `call_object`: an object with the name, and with the arguments under the key `arguments`."""
     calls = [f'{quoted(_head(tool.name, arguments))} arguments_{index} "}}"' for index, tool in enumerate(tools)]
     return (alternatives("call_object", calls), *arguments_rules(tools))
 

@@ -1,1 +1,1 @@
-"""The values in tool calls: found in the text as it comes, and made what the schema of their tool admits."""
+"""The values in tool calls: parsed from the text as it arrives, and converted to what their tool's schema admits."""

@@ -1,4 +1,4 @@
-"""Which JSON values the schema of a parameter admits: texts of formats without quotes are told apart by it. Pure."""
+"""Which JSON values the schema of a parameter admits. By it, formats without quotes tell strings from others. Pure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ANYTHING = Admitted(TYPES)
 
 
 def _numbers(types: frozenset[str]) -> frozenset[str]:
-    """Returns the types with integers, which are numbers, by their own name."""
+    """Returns the types, with `integer` if `number` is one of them: integers are numbers."""
     return types | {"integer"} if "number" in types else types
 
 
@@ -66,14 +66,14 @@ class _Reader:
         self._known: dict[int, Admitted] = {}
 
     def of_parameter(self, name: str) -> Admitted:
-        declared = list(self._declared(self._root, name, set()))  # kept, so that ids stay theirs
+        declared = list(self._declared(self._root, name, set()))  # kept alive, because schemas are known by their ids
         return _all(self._of(schema, 0) for schema in declared)
 
     def read(self, schema: Any) -> Admitted:
         return self._of(schema, 0)
 
     def _declared(self, schema: Any, name: str, seen: set[int]) -> Iterable[Any]:
-        """Yields the schemas that all hold for a parameter, wherever the schema of the arguments has them."""
+        """Yields the schemas that a parameter must all match, from anywhere in the schema of the arguments."""
         if not isinstance(schema, Mapping) or id(schema) in seen or len(seen) > MAX_DEPTH:
             return
         seen.add(id(schema))
@@ -102,7 +102,7 @@ class _Reader:
         if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
             return ANYTHING
         if id(schema) not in self._known:
-            self._known[id(schema)] = ANYTHING  # what it is inside of itself
+            self._known[id(schema)] = ANYTHING  # what a reference to itself admits
             self._known[id(schema)] = _all(self._claims(schema, depth + 1))
         return self._known[id(schema)]
 
@@ -155,7 +155,7 @@ def may_be_text(admitted: Admitted) -> bool:
 
 
 def branches_of(parameters: Mapping[str, Any], schema: Any, types: frozenset[str]) -> list[Mapping[str, Any]]:
-    """Returns a parameter's schema and all that it is combined of, or refers to, as far as they admit these types."""
+    """Returns a parameter's schema and those that it combines or refers to, as far as they admit one of these types."""
     reader, found, waiting = _Reader(parameters), list[Mapping[str, Any]](), [schema]
     while waiting:
         each = waiting.pop()

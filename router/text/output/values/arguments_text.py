@@ -31,7 +31,7 @@ class ArgumentsText:
         self._is_whole = False
         self._take: Callable[[str], Progress] = self._first
         self._unfinished = ""
-        """The part that has arrived of an escape, or of the word null."""
+        """Characters so far of an incomplete escape, or of the word null."""
 
     def take(self, char: str) -> Progress:
         """Takes the next character. Returns BROKEN if it cannot follow; then it is not part of the arguments."""
@@ -46,7 +46,7 @@ class ArgumentsText:
             progress = self._take(char)
             assert progress is not Progress.BROKEN, text
 
-    def taken(self) -> str:
+    def pop_ready(self) -> str:
         """Returns what has become ready since the last call."""
         ready = "".join(self._ready)
         self._ready.clear()
@@ -163,7 +163,7 @@ class ArgumentsText:
 
 
 def _unescaped(escape: str) -> str:
-    """Returns what an escape stands for; half of a surrogate pair stays one, as a string inside may have it so."""
+    """Returns the character of an escape. Half of a surrogate pair stays an escape, of a string in the object."""
     if not escape.startswith("\\u"):
         return _ESCAPED[escape[1]]
     code = int(escape[2:], 16)

@@ -46,7 +46,7 @@ class CallObject:
         """Whether the call has begun: it is a call, whatever follows."""
 
     def take(self, char: str) -> Progress:
-        """Returns BROKEN for a character that cannot follow: it is not held, and no part of the call."""
+        """Takes the next character. Returns BROKEN if it cannot follow, so that it is not part of the call."""
         if not self.has_begun and self._framing.is_full:
             return Progress.BROKEN
         progress = self._take_in_arguments(char) if self._in_arguments else self._take_outside(char)
@@ -68,7 +68,7 @@ class CallObject:
 
     @property
     def _has_arguments(self) -> bool:
-        """Whether the arguments have begun, or are null, which is none."""
+        """Whether the arguments have begun. If they are null, there are none, and this is true, too."""
         return self._arguments is not None and (self._arguments.has_begun or not self._in_arguments)
 
     def _take_outside(self, char: str) -> Progress:
@@ -135,7 +135,7 @@ class CallObject:
         self._framing.begin_call(name, arguments)
 
     def _end(self) -> Progress:
-        """Takes the end of the object, which tells whether one without arguments is a call."""
+        """Ends the object. One without arguments becomes a call, unless calls need arguments."""
         self._is_ended = True
         if self._name is not None and not self.has_begun and not self._needs_arguments:
             self._begin(self._name, ArgumentsText())

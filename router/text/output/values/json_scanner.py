@@ -1,4 +1,4 @@
-"""Follows one JSON value character by character, and says where it ends or breaks."""
+"""Scans one JSON value character by character, and finds where it ends or breaks."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def quoted(text: str) -> str:
 
 
 def fixed(char: str, expects: Expects) -> str:
-    """Returns a character as JSON allows it in a place where `expects` was what came next."""
+    """Returns a character as JSON allows it where `expects` comes next: control characters in strings are escaped."""
     return char.translate(_CONTROL) if expects is Expects.STRING else char
 
 

@@ -1,7 +1,7 @@
 """Reads values that models write without quotes, by what the schema admits. Pure.
 
-A text stays a text wherever the schema admits any string. Beside strings, the word null is null, and an object or a
-list of JSON is one, where the schema admits those.
+If the schema admits any string, a value is a string. Exceptions are null, and objects and lists in JSON, if the schema
+admits these, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from router.text.output.values.python_value import PythonValue
 from router.text.structured.references import canonical
 
 MAX_WORD = 64
-"""Characters of a constant that is compared while the value comes; a value that may be a longer one is waited for."""
+"""Most characters of a constant that a value is compared with as it arrives. If a longer one is possible, the value is
+held until it is whole."""
 
 
 class PlainValue:
@@ -28,12 +29,12 @@ class PlainValue:
         self._admitted = admitted
         self._write = write
         self._held: list[str] = []
-        """A value that need not be a string."""
+        """Text of a value that may still be something else than a string."""
         self._held_chars = 0
         self._is_first = True
         self._is_string = self._has_newline = self._has_begun = False
         self.is_inline = False
-        """Whether it began in the line of its name."""
+        """Whether the value begins in the same line as its name."""
         if admitted.is_text:
             self._begin_string()
 
@@ -113,7 +114,7 @@ def as_json(text: str, admitted: Admitted) -> str:
 
 
 def _beside_text(text: str, admitted: Admitted) -> str | None:
-    """Returns what a value is that might be any string, too. None: a string."""
+    """Returns the JSON text of a value that is no string although any string is admitted. None: it is a string."""
     read = _json(text)
     if read is None or isinstance(read[0], str):
         return None
@@ -128,7 +129,7 @@ def _readings(text: str) -> Iterator[tuple[Any, str]]:
     if (read := _json(text)) is not None:
         yield read
         if isinstance(read[0], str) and (inner := _json(read[0].strip())) is not None:
-            yield inner  # written as the text of JSON in a string
+            yield inner  # JSON text in a JSON string
         return
     if (word := _WORDS.get(text.lower())) is not None:
         yield json.loads(word), word
@@ -167,7 +168,7 @@ def _python(text: str) -> str | None:
     for char in text:
         if value.take(char) is not Progress.MORE:
             return None
-    # The value is whole where a character after it is not taken.
+    # A value that is whole does not take another character, and returns DONE.
     return "".join(written) if value.take("\n") is Progress.DONE else None
 
 

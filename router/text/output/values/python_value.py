@@ -9,7 +9,7 @@ from collections.abc import Callable
 from router.text.output.values.json_scanner import MAX_DEPTH, Progress, quoted
 
 MAX_ATOM = 64
-"""Characters of a number or word."""
+"""Most characters of a number or word."""
 
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "\\": "\\", "'": "'", '"': '"'}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
@@ -39,7 +39,7 @@ class PythonValue:
         return self._state(char)
 
     def end(self) -> None:
-        """Emits what was held back of a number or word, where the answer ends."""
+        """Emits a number or word that was held back, at the end of the answer."""
         if self._state == self._atom and (written := _atom_json(self.held)) is not None:
             self._emit(written)
 
