@@ -1,4 +1,4 @@
-"""One HTTP request and its response, as the ASGI application reads and writes them, and refusals of what is none."""
+"""One HTTP request and its response, as the ASGI application reads and writes them, and responses to invalid ones."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from twostroke.observability.bug_log import log_bug
 log = logging.getLogger(__name__)
 
 MOST_BODY_BYTES = 64 << 10
-"""Parsed bytes that wait for the application. No more is parsed until it has taken them."""
+"""Parsed bytes of a body that may wait for the application. Parsing stops until it has taken them."""
 
 MOST_HEADER_BYTES = 64 << 10
-"""Bytes of the head of one request. A token to resume after may have 16 KiB."""
+"""Bytes of the head of one request. The `Last-Event-ID` of a client that resumes a stream may have 16 KiB."""
 MOST_HEADERS = 256
 """Header lines of one request."""
 
@@ -34,19 +34,19 @@ _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _NO_BODY = (204, 304)
 
 EXCHANGE = "twostroke.exchange"
-"""Name of the ASGI extension, an `Exchange`. It writes parts of a streamed body without passing the middleware, and
-ends the application's task with its client."""
+"""Name of the ASGI extension through which the application gets its `Exchange`. With it, the application writes chunks
+of a streamed body past the middleware, and has its task cancelled when the client disconnects."""
 
 Headers = list[tuple[bytes, bytes]]
 
 
 class ExchangeConnection(Protocol):
-    """What an exchange needs of its connection."""
+    """What an exchange needs from its connection."""
 
     def write(self, data: bytes) -> None: ...
 
     is_writable: bool
-    """The client has taken enough of what was written."""
+    """Whether the client has read enough of the response for more to be written."""
 
     async def writable(self) -> None:
         """Returns once `is_writable`."""
@@ -61,7 +61,7 @@ class ExchangeConnection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HttpRefusal:
-    """The answer to what cannot become a request."""
+    """The response to bytes that are not a valid request."""
 
     status: int
     message: str
@@ -113,19 +113,19 @@ class Exchange:
         self.expects_continue = False
         """The client sends its body only after `100 Continue`."""
         self.framing = b""
-        """Header line that says where the request's body ends. Empty: it has none."""
+        """Header line that frames the request's body: content-length or transfer-encoding. Empty: no body."""
         self.is_started = False
         self._wire = wire
         self._state = state
         self._body = bytearray()
         self._changed = asyncio.Event()
         self._ends_with_client: asyncio.Task[Any] | None = None
-        """The application's task, where it does not ask whether the client is still there."""
+        """The application's task, if it is to be cancelled when the client leaves."""
         self._head = b""
         """Status line and headers, which leave together with the first part of the body."""
         self._is_chunked = False
         self._bytes_left: int | None = None
-        """Bytes left of the announced length of the response's body. None: no length is announced."""
+        """Bytes of the response's body that are still to be written. None: it has no content-length."""
 
     @property
     def wants_body(self) -> bool:
@@ -148,7 +148,7 @@ class Exchange:
             self._ends_with_client.cancel()
 
     def end_with_client(self) -> None:
-        """From now on the calling task is cancelled when the client leaves, also where it has left already."""
+        """Has the calling task cancelled when the client leaves, or at once if it has left."""
         self._ends_with_client = asyncio.current_task()
         if self.is_gone and self._ends_with_client is not None:
             self._ends_with_client.cancel()
@@ -185,7 +185,7 @@ class Exchange:
     async def send(self, message: Message) -> None:
         await self._wire.writable()
         if self.is_gone:
-            await asyncio.sleep(0)  # else who writes without a pause would keep the one who hears of it waiting
+            await asyncio.sleep(0)  # else a task that sends without a pause would starve the one that receives
             return
         if message["type"] == "http.response.start" and not self.is_started:
             self._start(message["status"], [*self._state.default_headers, *message.get("headers", [])])
@@ -196,7 +196,7 @@ class Exchange:
 
     @property
     def takes_parts(self) -> bool:
-        """Tells whether a part can be written now. Where it cannot, `send` has to, which waits for the client."""
+        """Whether `write_part` may be called now. If not, use `send`, which waits for the client."""
         return self._is_chunked and self._wire.is_writable and not (self._head or self.is_gone or self.is_complete)
 
     def write_part(self, data: bytes) -> None:
@@ -209,7 +209,7 @@ class Exchange:
     def _start(self, status: int, headers: Headers) -> None:
         self.is_started = True
         lines = [status_line(status)]
-        # What is left of a refused body is not parsed any more, so that nothing can follow it on this connection.
+        # If the response starts before the request ends, the rest of its body is not parsed: no request can follow it.
         says_close = not (self.keep_alive and self.is_read)
         has_body = self.scope["method"] != "HEAD" and status not in _NO_BODY
         for name, value in headers:
@@ -267,7 +267,10 @@ def exchange_of(
     headers: Headers,
     state: ServerState,
 ) -> Exchange:
-    """Returns the exchange of a request whose head `parser` has read. `peers` is what its connection knows."""
+    """Returns the exchange of a request whose head `parser` has read. Raises HttpRefused.
+
+    `peers` holds the scope entries of the connection: scheme, server and client.
+    """
     version = parser.get_http_version()
     named = dict(headers)
     hosts = sum(name == b"host" for name, _ in headers)

@@ -1,8 +1,8 @@
 """Accepts from a listening socket that several routers share, so that each gets about as many connections.
 
-All of them wake up for a connection. Whoever has no more connections than any other takes it at once. Whoever has more
-leaves it to the others for a moment, and takes it if it is still there: the one that has fewer may be busy, or frozen.
-A router that serves nothing, as it drains or knows no worker, counts as one with more connections than any other.
+A new connection wakes all of them. A router accepts it at once if none has fewer connections. Otherwise it leaves it to
+the others for a moment, and then accepts it if it is still there: a router with fewer may be busy or frozen. A router
+that cannot serve, because it drains or knows no worker, counts as having more connections than any other.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ IDLE_COUNT = 1 << 30
 MOST_AT_ONCE = 128
 """Connections that are accepted before the event loop does something else."""
 TOLERANCE = 8
-"""Divisor of a router's connections: others count as having fewer if they lack more than that. In a burst, routers need
-not wait for each other's every connection."""
+"""Of a router with n connections, another router counts as having fewer if it has more than n / TOLERANCE fewer. So
+routers do not wait for each other at each connection of a burst."""
 NO_ROOM_S = 1.0
-"""Pause after a connection that cannot be taken for want of descriptors or memory."""
+"""Seconds until the next try when no descriptor or memory is left for a connection."""
 
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _COUNT = struct.Struct("=I")
@@ -47,8 +47,8 @@ class FairAcceptor:
         shared: RouterMemory,
         serves: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`count_served`: the connections of this process that its protocols know. `serves`: it would do what is asked
-        over a new one."""
+        """`count_served` returns how many connections of this process have a protocol. `serves` returns whether this
+        router can serve requests."""
         self._listener = listener
         self._make_protocol = make_protocol
         self._count_served = count_served
@@ -56,11 +56,11 @@ class FairAcceptor:
         self._serves = serves
         self._loop = asyncio.get_running_loop()
         self._arriving: set[asyncio.Task[None]] = set()
-        """Accepted connections without a protocol yet."""
+        """Tasks of accepted connections that have no protocol yet."""
         self._waiting: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        self._tell(self._count())
+        self._publish(self._count())
         self._listen()
 
     def stop(self) -> None:
@@ -79,10 +79,10 @@ class FairAcceptor:
         self._waiting = self._loop.call_later(pause_s, then)
 
     def _take_turn(self) -> None:
-        """Takes what is its own to take; the listening socket has connections."""
+        """Accepts connections until another router has fewer. Called when the listening socket is readable."""
         for _ in range(MOST_AT_ONCE):
             count = self._count()
-            self._tell(count)
+            self._publish(count)
             if self._is_anothers_turn(count):
                 self._pause(TURN_S if count < IDLE_COUNT else IDLE_TURN_S, self._take_what_is_left)
                 return
@@ -90,16 +90,16 @@ class FairAcceptor:
                 return
 
     def _take_what_is_left(self) -> None:
-        """Takes connections that those with fewer have left."""
+        """Accepts some of the connections that routers with fewer have not accepted meanwhile."""
         self._waiting = None
         self._listen()
         for _ in range(min(MOST_AT_ONCE, 1 + self._count() // TOLERANCE)):
             if not self._accept():
                 break
-        self._tell(self._count())
+        self._publish(self._count())
 
     def _accept(self) -> bool:
-        """Returns False where there is no connection, or no room for one."""
+        """Accepts a connection. Returns False where none waits, or no descriptor or memory is left for it."""
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -127,16 +127,16 @@ class FairAcceptor:
         count = self._count_served() + len(self._arriving)
         return count if self._serves() else count + IDLE_COUNT
 
-    def _tell(self, count: int) -> None:
-        """Tells the others. 0 stands for a process that accepts nothing."""
+    def _publish(self, count: int) -> None:
+        """Writes the count plus 1 where other routers read it. 0 stands for a process that accepts nothing."""
         self._shared.bytes[self._place(self._shared.number)] = _COUNT.pack(count + 1)
 
     def _is_anothers_turn(self, count: int) -> bool:
         """Returns whether a router with fewer connections is there. Clears the counts of routers that have ended."""
         least = count - count // TOLERANCE
-        told = array("I", self._shared.bytes[: MOST_PROCESSES * PROCESS_BYTES])[::_STRIDE]
+        published = array("I", self._shared.bytes[: MOST_PROCESSES * PROCESS_BYTES])[::_STRIDE]
         for number in self._shared.others:
-            if 0 < told[number] <= least:
+            if 0 < published[number] <= least:
                 if not self._shared.has_ended(number):
                     return True
                 self._shared.bytes[self._place(number)] = bytes(_COUNT.size)

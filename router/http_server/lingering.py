@@ -1,4 +1,4 @@
-"""How a connection ends whose client has its answer and may still be writing."""
+"""Ends connections whose clients have their response and may still be sending."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from router.http_server.loop_share import LoopShare
 
 LINGER_BYTES = 64 << 20
-"""Bytes of a refused body that are thrown away: a client that is still writing would not see the answer."""
+"""Bytes of a refused body that are read and discarded: else a client that still sends would miss the response."""
 LINGER_S = 10.0
 """Seconds for which the rest of a refused body is thrown away."""
 LINGER_SILENCE_S = 2.0
@@ -19,7 +19,7 @@ SLOW_S = 60.0
 
 
 class ConnectionTimer:
-    """The end of a connection that does not ask in time, is idle, or lingers."""
+    """The timer that ends a connection without a request in time, an idle one, or one that lingers."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -36,7 +36,7 @@ class ConnectionTimer:
 
 
 class Lingering:
-    """Throws away what a client writes, until it falls silent or has had its time."""
+    """Discards what a client sends until it is silent or its time is over, and then closes the connection."""
 
     def __init__(self, transport: asyncio.Transport, share: LoopShare, timer: ConnectionTimer) -> None:
         self._transport = transport
@@ -58,7 +58,7 @@ class Lingering:
             self._wait(min(LINGER_SILENCE_S, left_s))
 
     def _wait(self, seconds: float) -> None:
-        """Lets the next bytes in when it is their turn, and ends where none have come in `seconds`."""
+        """Reads the next bytes when it is their turn. The connection may end if none come within `seconds`."""
         self._timer.restart(seconds, self._end_silent)
         self._transport.pause_reading()
         self._share.drain(self._read)
@@ -70,7 +70,7 @@ class Lingering:
         return True
 
     def _end_silent(self) -> None:
-        """Ends a silent connection. A client that writes nothing may also be slow to take its answer."""
+        """Ends a silent connection, unless the client still has to read its response and has time for that."""
         if self._transport.get_write_buffer_size() and self._timer.loop.time() < self._until_s + SLOW_S:
             self._timer.restart(LINGER_SILENCE_S, self._end_silent)
         else:

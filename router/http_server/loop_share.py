@@ -1,4 +1,4 @@
-"""Bounds the time of the event loop that unparsed bytes of HTTP connections may take between two other callbacks."""
+"""Bounds the time that parsing HTTP connections may take in one iteration of the event loop."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class LoopShare:
             asyncio.get_running_loop().call_soon(self._run)
 
     def drain(self, read: Step) -> None:
-        """Calls `read` once, when its turn comes: it lets one more buffer of a refused body in, to throw it away.
+        """Calls `read` once, when its turn comes: it has one more buffer of a refused body received and discarded.
 
-        It returns False where nothing can come any more, which takes no turn.
+        It returns False where its connection is closing. Then the next one has its turn at once.
         """
         self._drains.append(read)
         if not self._is_draining:
@@ -49,7 +49,7 @@ class LoopShare:
                 step = self._steps.popleft()
                 if step():
                     self._steps.append(step)
-        finally:  # a step that fails takes no other connection's turn
+        finally:  # if a step fails, the other connections still have their turns
             if self._steps:
                 asyncio.get_running_loop().call_soon(self._run)
             else:

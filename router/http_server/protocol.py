@@ -1,7 +1,7 @@
-"""One HTTP connection: it is parsed in small pieces and held to time, so that no client keeps others waiting or out.
+"""One HTTP connection, parsed in small pieces and within time limits: no client delays others or keeps them out.
 
 A head is parsed as it comes. A body is parsed only while the application asks for it, in turns with other connections.
-Once a request has its response, the rest of its body is thrown away unparsed and its connection ends.
+Once a request has its response, the rest of its body is discarded unparsed and its connection ends.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from router.http_server.reader_watch import ReaderWatch
 from twostroke.security.connection_room import ConnectionRoom
 
 HEADERS_S = 20.0
-"""Time for the headers of a request, from the connection or from their first byte on."""
+"""Seconds for the head of a request: after the start of the connection, later after the first byte of the head."""
 STALL_S = 60.0
-"""Time after which a client that takes nothing of its answer is gone."""
+"""Seconds after which a client that reads nothing of its response counts as gone."""
 SPARE_FRAMING_BYTES = 64 << 10
-"""Bytes that a chunked body may spend on sizes, extensions and trailers, besides one for each `FRAMED_BYTES` of it."""
+"""Bytes of chunk sizes, extensions and trailers that a body may have, besides one for `FRAMED_BYTES` of content."""
 FRAMED_BYTES = 8
 SLICE_BYTES = 4 << 10
-"""Bytes that are parsed at once. In chunks of one byte they are 700 calls, half a millisecond."""
+"""Bytes that are parsed at once. As chunks of one byte, they cause 700 calls of `on_body`, half a millisecond."""
 LEAST_BYTES_PER_S = 16 << 10
-"""Speed of a body below which its connection falls behind, and ends first when there are too many."""
+"""Bytes per second of a body below which its connection falls behind. Such connections end first to make room."""
 
 _NOTHING = memoryview(b"")
 
@@ -54,7 +54,7 @@ class TimedProtocol(asyncio.Protocol):
     most_connections: ClassVar[int]
     share: ClassVar[LoopShare]
     arriving: ClassVar[weakref.WeakSet[TimedProtocol]]
-    """Accepted connections with an unfinished handshake. Where that fails, asyncio drops them without a call."""
+    """Protocols before `connection_made`. The set is weak: asyncio may drop a connection without calling them."""
     lingering: ClassVar[dict[TimedProtocol, None]]
     """Connections whose clients have their answer, in the order in which they got it."""
     room: ClassVar[ConnectionRoom[tuple[float, TimedProtocol]]]
@@ -74,25 +74,25 @@ class TimedProtocol(asyncio.Protocol):
         self._connections: set[Any] = server_state.connections
         self._loop = _loop or asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
-        # What follows a last request is ignored here; without this it would spoil that request.
+        # Bytes after the last request are ignored. Without this option they would be errors of that request.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._transport: asyncio.Transport
         self._reader = ReaderWatch(self._loop)
         self._peers: Scope = {}
-        """What requests of this connection have in common."""
+        """Scope entries that all requests of this connection have: scheme, server and client."""
         self.is_writable = True
         self._writable = asyncio.Event()
         self._writable.set()
         self._unparsed = _NOTHING
         self._is_parsing = False
-        """A turn of the loop's share is coming."""
+        """`_parse_in_turn` is queued in the loop's share."""
         self._head_bytes = 0
         self._framing_bytes = 0
-        """Bytes of the body being parsed that are not content."""
+        """Bytes of the body being parsed that are neither content nor the framing that its content may have."""
         self._url = b""
         self._headers: Headers = []
         self._reading: Exchange | None = None
-        """The body of the request is being parsed."""
+        """The request whose body is being parsed."""
         self._answering: Exchange | None = None
         self._pipelined: deque[Exchange] = deque()
         self._is_between_requests = False
@@ -131,7 +131,7 @@ class TimedProtocol(asyncio.Protocol):
         for exchange in (self._answering, *self._pipelined):
             if exchange is not None:
                 exchange.leave()
-        self._parser = None  # type: ignore[assignment]  # it holds this object, and is not asked any more
+        self._parser = None  # type: ignore[assignment]  # it refers to this object, which is a cycle
 
     def data_received(self, data: bytes) -> None:
         if self._lingers is not None:
@@ -169,7 +169,7 @@ class TimedProtocol(asyncio.Protocol):
         """Whether a response is on its way, or the client has not taken all of the last one."""
         return self._answering is not None or self._transport.get_write_buffer_size() > 0
 
-    # What an exchange needs of its connection.
+    # What an exchange needs from its connection.
 
     def write(self, data: bytes) -> None:
         if not self._transport.is_closing():
@@ -246,7 +246,7 @@ class TimedProtocol(asyncio.Protocol):
         return bool(self._unparsed) and self._may_parse and self._lingers is None
 
     def _go_on_in_this_protocol(self, rest: memoryview) -> None:
-        """Answers a request for another protocol in this one. The parser has come to the end of its head."""
+        """Answers a request for an upgrade in HTTP/1.1, with a new parser for its body: the old one has stopped."""
         self._is_last = True
         if self._reading is None:
             return
@@ -263,7 +263,7 @@ class TimedProtocol(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._reading is not None or self._is_last:
-            return  # a trailer: what decides about a request stands in its head
+            return  # trailers are ignored
         if len(self._headers) == MOST_HEADERS:
             raise HttpRefused(TOO_MANY_HEADERS)
         self._headers.append((name.lower(), value))
@@ -308,14 +308,14 @@ class TimedProtocol(asyncio.Protocol):
     # Reading, and how it ends.
 
     def _read_or_not(self) -> None:
-        """Reads on, or leaves bytes that cannot be parsed yet at the client."""
+        """Pauses reading while received bytes cannot be parsed yet, so that the client keeps the others."""
         if self._unparsed or (self._reading is not None and not self._may_parse):
             self._transport.pause_reading()
         elif self._lingers is None:
             self._transport.resume_reading()
 
     def _refuse(self, refusal: HttpRefusal) -> None:
-        """Answers what is no request."""
+        """Answers bytes that are not a valid request. No further request is taken."""
         self._is_last = True
         self._unparsed = _NOTHING
         answering = self._answering
@@ -341,7 +341,7 @@ class TimedProtocol(asyncio.Protocol):
     # Time, and room for others.
 
     def _behind_s(self, now_s: float) -> float:
-        """Returns how long it has waited, less the time that its body's bytes account for."""
+        """Returns the seconds it has waited for its client, less those that the body so far may take."""
         return now_s - self._waits_since_s - self._body_bytes / LEAST_BYTES_PER_S
 
     @property
@@ -350,10 +350,10 @@ class TimedProtocol(asyncio.Protocol):
         return self._answering is not None and self._answering.is_read
 
     def _make_room(self) -> None:
-        """Ends the connection that is furthest behind: neither silence nor a slow body keeps anybody out.
+        """Ends the connection that is furthest behind, so that silent clients and slow bodies keep nobody out.
 
-        Those that have their answer go first, and need no search: strangers that are refused as fast as they come are
-        many.
+        Connections that linger go first, without a search: clients that are refused as fast as they connect make
+        many of these.
         """
         if self.lingering:
             next(iter(self.lingering)).abort()
@@ -374,7 +374,7 @@ class TimedProtocol(asyncio.Protocol):
 
 
 class _BodyOnly:
-    """What a parser calls that is given a body after a head of our own."""
+    """Callbacks of a parser that reads a made-up head and then a body: the head calls nothing."""
 
     def __init__(self, connection: TimedProtocol) -> None:
         self.on_body = connection.on_body

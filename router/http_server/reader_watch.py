@@ -1,4 +1,4 @@
-"""The end of a connection whose client takes nothing of its answer."""
+"""Ends connections whose clients read nothing of their response."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 
 class ReaderWatch:
-    """Watches a client for which bytes wait. One that reads slowly may go on: a whole answer is one write."""
+    """Watches a client for which written bytes wait. A slow reader may go on: one write may be a whole response."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._due: asyncio.TimerHandle | None = None
 
     def start(self, transport: asyncio.Transport, most_s: float, end: Callable[[], None]) -> None:
-        """Gives the client `most_s` seconds for the next bytes; `end` is called where it takes none of them."""
+        """Gives the client `most_s` seconds for the next bytes, again and again. Calls `end` when it reads none."""
         self.stop()
         unsent = transport.get_write_buffer_size()
 

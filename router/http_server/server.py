@@ -1,5 +1,4 @@
-"""uvicorn as a router needs it: it says when it is up, leaves signals to others, and can stop without refusing a
-client."""
+"""uvicorn with what a router needs: an event for being up, no signal handlers, and a stop that refuses no client."""
 
 from __future__ import annotations
 
@@ -28,9 +27,9 @@ LINGER_S = 20.0
 """Seconds for idle connections when a router stops. Clients drop them earlier (httpx after 5 s, aiohttp after 15 s), so
 none is closed while a request is on its way over it."""
 HANDSHAKE_S = 2.0
-"""Time for handshakes when a router stops: a client that sends nothing must not hold it up for longer."""
+"""Seconds for handshakes when a router stops: a client that sends nothing must not hold it up for longer."""
 LOOK_S = 0.05
-"""Time between two looks at connections: uvicorn has no event for their end."""
+"""Seconds between two looks at connections: uvicorn has no event for their end."""
 
 
 def http_config(
@@ -53,8 +52,8 @@ class HttpServer(uvicorn.Server):
     def __init__(
         self, config: uvicorn.Config, shared: RouterMemory | None = None, serves: Callable[[], bool] = lambda: True
     ) -> None:
-        """`shared`: that of routers with the same listening sockets, which then accept in turns. `serves`: this one
-        would do what is asked over a new connection."""
+        """`shared` is the memory of routers that accept from the same listening sockets. `serves` returns whether this
+        router can serve requests."""
         super().__init__(config)
         self.is_up = asyncio.Event()
         self._shared, self._serves = shared, serves
@@ -86,8 +85,8 @@ class HttpServer(uvicorn.Server):
         """Accepts nothing more, and ends every connection with its next response. Returns when all have ended, or after
         `grace_s`.
 
-        Connections that are not accepted yet are left to the process that shares the listening socket. A response under
-        way does not end its connection: its client was not told, and may be sending again.
+        Connections that are not accepted yet are left to the process that shares the listening socket. A response that
+        has begun does not end its connection: its head did not say so, and its client may be sending again.
         """
         await self._stop_accepting()
         self.say_that_each_response_is_the_last()
@@ -108,8 +107,8 @@ class HttpServer(uvicorn.Server):
             await asyncio.sleep(LOOK_S)
 
     async def _stop_accepting(self) -> None:
-        """Waits for accepted sockets to become connections: asyncio drops those that have not when its server is
-        closed."""
+        """Stops accepting, and waits for accepted sockets to become connections: asyncio would drop them when its
+        server is closed."""
         for server in self.servers:
             for listener in server.sockets:
                 asyncio.get_running_loop().remove_reader(listener)
@@ -121,19 +120,19 @@ class HttpServer(uvicorn.Server):
 
     def say_that_each_response_is_the_last(self) -> None:
         close = (b"connection", b"close")
-        self.config.encoded_headers.append(close)  # of these uvicorn makes the default headers anew each second
+        self.config.encoded_headers.append(close)  # uvicorn makes the default headers of these again each second
         self.server_state.default_headers = [*self.server_state.default_headers, close]
 
     def _close_idle(self, idle_since_s: dict[TimedProtocol, float], now_s: float) -> None:
         for connection in self._connections():
             if connection.is_served:
                 idle_since_s.pop(connection, None)
-            elif idle_since_s.setdefault(connection, now_s) + LINGER_S < now_s:
+            elif idle_since_s.setdefault(connection, now_s) + LEAVE_IDLE_S < now_s:
                 connection.shutdown()
 
     @property
     def is_arriving(self) -> bool:
-        """Returns whether an accepted client has not finished its handshake."""
+        """Whether an accepted client has not finished its handshake."""
         protocol = self.config.http_protocol_class
         return issubclass(protocol, TimedProtocol | TlsHandshake) and len(protocol.arriving) > 0
 
@@ -150,12 +149,12 @@ class HttpServer(uvicorn.Server):
 
 class TlsHandshake(asyncio.Protocol):
     timed: ClassVar[type[TimedProtocol]]
-    """The protocol that it becomes."""
+    """Protocol of the connection after the handshake."""
     context: ClassVar[ssl.SSLContext]
     arriving: ClassVar[weakref.WeakSet[TlsHandshake]]
     """Accepted connections with an unfinished handshake."""
     waiting: ClassVar[dict[TlsHandshake, asyncio.Transport]]
-    """The oldest comes first."""
+    """Connections whose handshake runs, the oldest first, and their transports."""
 
     def __init__(self, **made_of: Any) -> None:
         self._made_of = made_of
@@ -167,7 +166,7 @@ class TlsHandshake(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        transport.pause_reading()  # what comes is for the handshake
+        transport.pause_reading()  # the next bytes are for the handshake
         self.waiting[self] = transport
         self._shaking = asyncio.get_running_loop().create_task(self._shake_hands(transport), name="TLS handshake")
         if len(self.waiting) > self.timed.most_connections:
@@ -188,7 +187,7 @@ class TlsHandshake(asyncio.Protocol):
             encrypted = await asyncio.get_running_loop().start_tls(
                 transport, self, self.context, server_side=True, ssl_handshake_timeout=HEADERS_S
             )
-        except OSError as error:  # also errors of TLS: the client has been told what it can be told
+        except OSError as error:  # also errors of TLS, of which TLS has informed the client
             # The error and its frames hold each other, and with them a quarter of a megabyte for the cipher.
             traceback.clear_frames(error.__traceback__)
             return

@@ -104,7 +104,7 @@ async def test_one_that_takes_nothing_is_waited_for_a_moment_and_one_that_has_en
 ) -> None:
     async with routers(listener, 2) as opened:
         serving, frozen = opened
-        frozen.acceptor._tell(0)
+        frozen.acceptor._publish(0)
         serving.acceptor.start()
         begun_s = time.monotonic()
         async with clients(listener, 8, at_once=True):
