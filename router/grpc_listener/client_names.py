@@ -1,6 +1,6 @@
-"""How a router is told whose connection it serves: by the path of the Unix socket, which only its user can choose.
+"""Tells the router a client's address in the path of the connecting Unix socket, which only its own user can bind.
 
-The path of a Unix socket has 107 bytes at most. So the name is short: 24 characters for an address of IPv6.
+The path of a Unix socket has 107 bytes at most. So the name is short: 24 characters for an IPv6 address.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def socket_path(backend: str, host: str, port: int) -> str:
 
 
 def client_host(peer: str) -> str:
-    """Returns the address of the client, without its port. `peer`: what gRPC calls it."""
+    """Returns the address of the client, without its port. `peer` is the name that gRPC gives it."""
     name = unquote(peer)
     if SEPARATOR not in name:
         return name.partition(":")[2].rpartition(":")[0].strip("[]")

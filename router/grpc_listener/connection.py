@@ -1,12 +1,12 @@
-"""One connection of a client, and the one to the router that stands for it. Bytes pass as they came.
+"""One client's connection, and the one to the router that belongs to it. Bytes pass unchanged.
 
-    ARRIVING   the handshake of TLS, then the preface; the router knows nothing of it
-    OPEN       bytes go both ways, until one side ends or the client has cost too much for long
+    ARRIVING   the TLS handshake, then the preface; there is no connection to the router yet
+    OPEN       bytes go both ways, until one side ends or the client has cost too much for too long
     CLOSED
 
-It reads a side only when the other one has taken what came before, so it keeps one piece of each direction at most. Of
-a client that does not read, nothing more is taken. Nor of one without credit: what it sends waits until time has given
-some, and what the router answers goes on, so the calls that it has open suffer little from its others.
+It reads from one side only when the other has taken all that came before, so it keeps at most one piece for each
+direction. It reads nothing from a client that does not read. If a client has no credit, what it sends waits until time
+adds some. The router's answers still go to that client, so its open calls suffer little.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from router.grpc_listener.frames import (
 PIECE_BYTES = 64 << 10
 """Bytes that are read at once."""
 READ, WRITE = 1, 2
-"""What a side is watched for; as `selectors` counts."""
+"""Events that a socket is watched for, with the values of `selectors`."""
 
 
 class ConnectionStage(enum.Enum):
@@ -48,13 +48,13 @@ class ConnectionStage(enum.Enum):
 
 
 class Owner(Protocol):
-    """Whoever has the connections: it watches sockets and knows all of them."""
+    """What a connection needs from the loop that has all connections."""
 
     backend: str
-    """Path of the router's socket."""
+    """Path of the router's Unix socket."""
 
     def watch(self, sock: socket.socket, events: int, call: Callable[[int], None]) -> None:
-        """Makes `call` be called when one of these events happens; no events: never."""
+        """Calls `call` whenever one of these events happens; with no events, stops watching the socket."""
 
     def try_begin_call(self, connection: ClientConnection, stream: int) -> bool:
         """Counts a call and returns True if it may be passed on now. If not, `resume` is called when it is its turn."""
@@ -62,12 +62,12 @@ class Owner(Protocol):
     def call_ended(self, connection: ClientConnection, stream: int) -> None: ...
 
     def pace(self, connection: ClientConnection) -> None:
-        """Calls `resume` when time has given credit."""
+        """Has `resume` called when time has added credit."""
 
     def now_s(self) -> float: ...
 
     def cut(self, connection: ClientConnection, why: str) -> None:
-        """Takes the client's socket over, which is closed a little later."""
+        """Takes the client's socket over, and closes it a little later."""
 
     def failed_to_dial(self, error: OSError) -> None: ...
 
@@ -104,24 +104,24 @@ class ClientConnection:
         self.stage = ConnectionStage.ARRIVING
         self.cost = ConnectionCost(owner.now_s())
         self.idle_since_s = owner.now_s()
-        """When it had an open call for the last time, or came."""
+        """When it last had an open call, or else when it was accepted, in seconds."""
         self._frames_up, self._frames_down = FrameReader(), FrameReader()
         self._rest_up = self._rest_down = b""
         """Beginnings of frames' heads, which the next piece continues."""
         self._up = self._down = b""
-        """What the other side has not taken yet."""
+        """Bytes that the router (`_up`) and the client (`_down`) have not taken yet."""
         self._waiting: bytes | None = None
-        """What came behind and with a call that has to wait for its turn, or a frame that has to wait for credit."""
+        """Bytes that begin with a call that waits for its turn, or with a frame that waits for credit."""
         self.is_paced = False
-        """What waits has to wait for credit."""
+        """Whether `_waiting` waits for credit, and not for a turn."""
         self.paced_since_s: float | None = None
-        """Since when it has had to wait for credit, without a second's worth of it since."""
+        """When it began to wait for credit, in seconds. None: it has had a second's worth of credit since."""
         self.headers_since_s: float | None = None
         """Time since which header fields wait that are not complete."""
         self.stuck_since_s: float | None = None
         """Time since which the client has taken nothing of what waits for it. None: nothing waits."""
         self._is_ending = False
-        """The router has ended it: it closes when the client has taken the rest."""
+        """Whether the router has ended it: it closes when the client has taken the rest."""
         self._events = [0, 0]
         self._update()
 
@@ -141,7 +141,7 @@ class ClientConnection:
 
     @property
     def is_left(self) -> bool:
-        """Whether the router has ended its side, whatever of that was not read yet."""
+        """Whether the router has ended its side, even if not all of its bytes were read yet."""
         return self._is_ending or (self._router is not None and has_hung_up(self._router))
 
     def stuck_s(self) -> float:
@@ -151,27 +151,27 @@ class ClientConnection:
     def close(self) -> None:
         if self.stage is not ConnectionStage.CLOSED:
             self._leave()
-            if self.stuck_since_s is not None:  # else the kernel would keep the rest, and offer it for minutes
+            if self.stuck_since_s is not None:  # else the kernel would keep the rest, and try for minutes to send it
                 with contextlib.suppress(OSError):
                     self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.client.close()
             self._owner.closed(self)
 
     def resume(self) -> None:
-        """Passes on the call that has waited for its turn or the frame that time has paid for, and what came behind."""
+        """Passes on the call that waited for its turn, or the frame that waited for credit, and what came after it."""
         waited, self._waiting = self._waiting, None
         is_granted, self.is_paced = not self.is_paced, False
         if waited is None or self.stage is not ConnectionStage.OPEN:
             return
         self._take_up(waited, is_granted)
         if self.is_tls and self.stage is ConnectionStage.OPEN:
-            self._on_client(READ)  # what TLS has read already wakes nobody
+            self._on_client(READ)  # TLS may have bytes for which the socket causes no event
         self._update()
 
     # The client's side
 
     def _on_client(self, events: int) -> None:
-        if self.stage is ConnectionStage.CLOSED:  # by what happened at the same time
+        if self.stage is ConnectionStage.CLOSED:  # by another event of the same select
             return
         if isinstance(self.client, ssl.SSLSocket) and self.client.version() is None and not self._shake_hands():
             return
@@ -233,13 +233,13 @@ class ClientConnection:
         return True
 
     def _take_up(self, piece: bytes, is_granted: bool = False) -> None:
-        """`is_granted`: its first frame begins a call whose turn it is."""
+        """Passes on the frames that may pass. `is_granted`: the first one begins a call whose turn it is."""
         reader, cost = self._frames_up, self.cost
         if cost.credit(self._owner.now_s()) >= CREDIT_PER_S:
             self.paced_since_s = None
         headers_since_s, self.headers_since_s = self.headers_since_s, None
         for at, length, kind, flags, stream in reader.frames(piece):
-            if kind == HEADERS and stream % 2 == 0:  # clients open the odd ones; gRPC ignores others (RFC 9113, 5.1.1)
+            if kind == HEADERS and stream % 2 == 0:  # clients open odd streams; gRPC ignores others (RFC 9113, 5.1.1)
                 self.close()
                 return
             if cost.is_spent:
@@ -269,7 +269,7 @@ class ClientConnection:
         self._note_idle()
 
     def _pace(self, piece: bytes) -> None:
-        """Keeps what the connection has no credit for until time has given some."""
+        """Keeps a piece for which the connection has no credit, until time has added some."""
         self._waiting, self.is_paced = piece, True
         if self.paced_since_s is None:
             self.paced_since_s = self._owner.now_s()
@@ -330,7 +330,7 @@ class ClientConnection:
             self.idle_since_s = self._owner.now_s()
 
     def cut(self, why: str) -> None:
-        """Says why, where the last frame to the client has ended, and leaves its socket to the owner."""
+        """Sends GOAWAY with the reason, unless a frame to the client is incomplete. Its socket goes to the owner."""
         if self._frames_down.is_between_frames and not self._down:
             text = f"this connection costs too much for what its calls are worth: {why}"
             _sent(self.client, goaway(self.cost.last_stream, ENHANCE_YOUR_CALM, text.encode()))
@@ -348,7 +348,7 @@ class ClientConnection:
         self.is_paced = False
 
     def _update(self) -> None:
-        """Watches what can be gone on with."""
+        """Watches each side for what can be done next."""
         if self.stage is ConnectionStage.CLOSED:
             return
         wanted = (READ if self._reads_client() else 0) | (WRITE if self._down else 0)
@@ -363,7 +363,7 @@ class ClientConnection:
 
 
 def _dialled(backend: str, host: str, port: int) -> socket.socket:
-    """Connects to the router under the client's name. Raises OSError."""
+    """Connects to the router, from a path that names the client. Raises OSError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     path = socket_path(backend, host, port)
     try:
@@ -382,14 +382,14 @@ def _dialled(backend: str, host: str, port: int) -> socket.socket:
 
 
 def has_hung_up(sock: socket.socket) -> bool:
-    """Returns whether the other side has ended the connection, whatever of it was not read yet."""
+    """Returns whether the other side has ended the connection, even if not all of its bytes were read yet."""
     poll = select.poll()
     poll.register(sock, select.POLLRDHUP)
     return bool(poll.poll(0))
 
 
 def _received(sock: socket.socket) -> bytes | None:
-    """Returns the next piece; b"" at the end, however it came, and None where there is none yet."""
+    """Returns the next piece, b"" when the connection has ended or failed, or None when no bytes have come yet."""
     try:
         return sock.recv(PIECE_BYTES)
     except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -399,7 +399,7 @@ def _received(sock: socket.socket) -> bytes | None:
 
 
 def _sent(sock: socket.socket, piece: bytes) -> bytes | None:
-    """Sends what can be sent now. Returns what is left, or None where nobody takes it any more."""
+    """Sends what can be sent now. Returns what is left, or None when the connection has failed."""
     if not piece:
         return b""
     try:

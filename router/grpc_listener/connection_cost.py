@@ -1,4 +1,4 @@
-"""What a connection costs for each of its useful calls. Costs are in units of the work that one small frame makes."""
+"""The credit of a connection: useless work costs some, answers and time give some. One small frame costs 1."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from router.grpc_listener.frames import (
 )
 
 FIRST_CREDIT = 2048
-"""Credit of a new connection: 64 calls that are reset at once, 512 whose deadlines end, or 2,048 frames for nothing."""
+"""Credit of a new connection: 64 calls that are reset at once, 512 whose deadlines pass, or 2,048 useless frames."""
 MOST_CREDIT = 160_000
-"""Credit that a connection may save: for giving up all of its 4,096 streams at once."""
+"""Most credit that a connection can have: it may reset all of its 4,096 streams at once."""
 CREDIT_PER_S = 400
 """Credit that each second gives. A flood goes on at this rate: it is read as slowly as time pays for it."""
 RESET_COST = 32
-"""What a call costs that the client resets soon, before anything was answered: the router has begun to serve it."""
+"""Cost of a call that the client soon resets without an answer: the router has begun to serve it."""
 LATE_RESET_COST = 4
 """What a call costs that the client resets after `LATE_S`, at a deadline of its own perhaps."""
 LATE_S = 0.5
-"""The age of a call whose reset is late: a flood of these has that many calls open."""
+"""Seconds after which a reset is late. A flood of late resets must keep its calls open for so long."""
 REFUSAL_COST = 1
-"""What a call costs that the router refuses."""
+"""Cost of a call that the router refuses."""
 CALL_CREDIT = 512
-"""What a call gives at most that ends with an answer: it pays for sixteen that are reset."""
+"""Most credit that an answered call gives at its end: it pays for sixteen that are reset."""
 CREDIT_PER_BYTE = 8
 """Credit that each byte of an answer gives when its call ends."""
 LEAST_ANSWER_BYTES = 32
-"""Answers with fewer bytes give nothing at their end: anybody may ask for the server's health."""
+"""Bytes below which an answer gives nothing at the end of its call: the server's health needs no API key."""
 FREE_DATA_BYTES = 1024
-"""A frame of DATA with as many bytes costs nothing, and one without any costs 1."""
+"""Bytes from which on a DATA frame of a client costs nothing. An empty one costs 1, others in proportion."""
 BYTES_PER_CREDIT = 8
 """Bytes of an answer that give one unit of credit. A window of one byte lets a byte through, which pays for nothing."""
 MOST_DATA_CREDIT = 4
-"""What one frame of an answer gives at most: clients open their windows for it, and measure with a ping."""
+"""Most credit that one DATA frame of an answer gives: it pays for the client's WINDOW_UPDATE and PING."""
 FRAMES, HEADERS_WITHOUT_END = "frames", "headers"
 UNREACHED = "unreached"
 """What the listener tells the router when it cannot reach the router's own socket."""
@@ -55,11 +55,11 @@ class ConnectionCost:
         self._credit: float = FIRST_CREDIT
         self._at_s = now_s
         self._calls: dict[int, tuple[float, int]] = {}
-        """Open calls by their streams: when they began, and the bytes that were answered."""
+        """Open calls by stream: when each began, in seconds, and the bytes of its answer so far."""
         self.last_stream = 0
-        """The highest that the client has opened."""
+        """The highest stream that the client has opened."""
         self.most_stream = STREAM
-        """The highest that the router takes up: once it has said that it goes away, it ignores later ones."""
+        """The highest stream that the router accepts: after its GOAWAY it ignores later ones."""
         self.useful_calls = 0
 
     @property
@@ -72,13 +72,13 @@ class ConnectionCost:
         return self._credit < 0
 
     def credit(self, now_s: float) -> float:
-        """Returns the credit with what time has given."""
+        """Adds the credit for the time that has passed. Returns the sum."""
         self._credit = min(MOST_CREDIT, self._credit + CREDIT_PER_S * (now_s - self._at_s))
         self._at_s = now_s
         return self._credit
 
     def begins_call(self, stream: int) -> bool:
-        """Returns whether header fields of this stream begin a call, and are not the end of one or ignored."""
+        """Returns whether header fields of this stream begin a call. Otherwise they end one, or gRPC ignores them."""
         return self.last_stream < stream <= self.most_stream
 
     def came(self, length: int, kind: int, flags: int, stream: int) -> None:
@@ -99,7 +99,7 @@ class ConnectionCost:
             self._credit -= 1
 
     def came_in_part(self) -> None:
-        """Counts a piece that does not complete its header fields: all of them are looked at again."""
+        """Counts a piece that does not complete its header fields: they are all read again with the next one."""
         self._credit -= 1
 
     def sent(self, length: int, kind: int, flags: int, stream: int) -> bool:

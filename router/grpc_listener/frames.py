@@ -1,4 +1,4 @@
-"""Frames of HTTP/2 as they pass: their heads are read, and what they carry is not."""
+"""Finds the heads of HTTP/2 frames in a stream of bytes. Payloads are not read."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Final
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, CONTINUATION = 0, 1, 3, 4, 6, 7, 9
 END_STREAM, ACK, END_HEADERS = 1, 1, 4
-"""Flags: of DATA and HEADERS, of SETTINGS and PING, and of HEADERS and CONTINUATION."""
+"""Flags: END_STREAM of DATA and HEADERS, ACK of SETTINGS and PING, END_HEADERS of HEADERS and CONTINUATION."""
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What every client says first."""
+"""The first bytes of every client."""
 HEAD_BYTES = 9
 MOST_HEADER_BYTES = 64 << 10
-"""Bytes of the header fields of one call, as they travel; as many as over HTTP. gRPC itself refuses calls with 16 KiB,
-and keeps all that comes until then."""
+"""Most bytes of the header fields of one call, compressed; as many as over HTTP. gRPC itself refuses 16 KiB and more,
+but only after it has kept all of them."""
 MOST_HEADER_FRAMES = 64
 """Most frames of the header fields of one call. Clients fill frames of 16 KiB."""
 ENHANCE_YOUR_CALM = 11
 """HTTP/2's error for a client that makes too much work."""
 
 STREAM: Final = 0x7FFFFFFF
-"""The bits of a stream; the one above them is reserved and means nothing."""
+"""Mask of a stream's bits. The bit above them is reserved and has no meaning."""
 
 _HEAD: Final = struct.Struct(">IBI")
 """Length (three bytes) and kind, flags, stream."""
 
 FrameHead = tuple[int, int, int, int, int]
-"""The place at which a frame begins, the bytes after its head, its kind, its flags, its stream."""
+"""A frame's index in its piece, the bytes of its payload, its kind, its flags, its stream."""
 
 
 class FrameReader:
-    """Finds the frames of one direction, in whatever pieces they come."""
+    """Finds the frames of one direction in pieces that may end anywhere."""
 
     __slots__ = ("skip", "whole")
 
@@ -39,14 +39,14 @@ class FrameReader:
         self.skip = 0
         """Bytes of the last frame that are still to come."""
         self.whole = 0
-        """The end of the last piece, without the half of a head, which has to be read again with the next one."""
+        """Index in the last piece up to which it can be sent on. From there on it is read again with the next piece."""
 
     @property
     def is_between_frames(self) -> bool:
         return self.skip == 0
 
     def frames(self, piece: bytes) -> Iterator[FrameHead]:
-        """Yields the heads in the next piece. `skip` and `whole` are right when all were taken."""
+        """Yields the heads in the next piece. Sets `skip` and `whole` after the last one."""
         at, end, unpack = self.skip, len(piece), _HEAD.unpack_from
         while at + HEAD_BYTES <= end:
             first, flags, stream = unpack(piece, at)
@@ -56,16 +56,16 @@ class FrameReader:
         self.whole, self.skip = min(at, end), max(0, at - end)
 
     def stop_before(self, at: int) -> None:
-        """Says that the frame at this place was not taken: it begins the next piece."""
+        """Has the next piece begin with the frame at this index. Call it instead of taking further heads."""
         self.whole, self.skip = at, 0
 
 
 class TooManyHeaders(Exception):
-    """The header fields of a call do not end where they should."""
+    """The header fields of a call are longer than they may be."""
 
 
 def header_end(piece: bytes, at: int) -> int | None:
-    """Returns where the header fields end that begin with the frame at this place. None: some are still to come.
+    """Returns the index where header fields end that begin with the frame at `at`. None: they are not complete.
 
     Raises TooManyHeaders.
     """
@@ -85,12 +85,12 @@ def header_end(piece: bytes, at: int) -> int | None:
 
 
 def goaway(last_stream: int, error: int, text: bytes) -> bytes:
-    """Returns the frame that ends a connection."""
+    """Returns a GOAWAY frame, which ends a connection."""
     payload = struct.pack(">II", last_stream, error) + text
     return struct.pack(">IBI", len(payload) << 8 | GOAWAY, 0, 0) + payload
 
 
 def last_stream(piece: bytes, at: int) -> int:
-    """Returns the last stream that is taken up, by the GOAWAY at this place; any, where the piece ends before that."""
+    """Returns the last accepted stream of the GOAWAY at this index, or the highest of all if the piece ends before."""
     named = piece[at + HEAD_BYTES : at + HEAD_BYTES + 4]
     return int.from_bytes(named) & STREAM if len(named) == 4 else STREAM

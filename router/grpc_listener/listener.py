@@ -1,4 +1,4 @@
-"""The loop of the process that stands before the router's gRPC port: it takes clients, and none without end."""
+"""The loop of the gRPC port's process: it accepts clients, keeps them within limits, and drives their connections."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ ARRIVAL_S = 20.0
 LINGER_S = 2.0
 """Seconds for which nobody reads from or closes a client that was cut and told so: a flood costs who sends it."""
 MOST_LINGERING = 1024
+"""Sockets of clients that were cut and are not closed yet."""
 ACCEPTS = 32
-"""Clients that are taken at once, before the others are looked after."""
+"""Clients that are accepted at once, before the others have their turn."""
 TRY_AGAIN_S = 0.1
 """Pause in seconds after no descriptor was left for a client."""
 LOOK_S = 0.5
@@ -38,7 +39,7 @@ MOST_PACED_S = 600.0
 STOP_S = 2.0
 """Seconds for clients to take the rest when the router has ended."""
 SEEN, LEAVE = b".", b"l"
-"""What the router writes: it has looked at a call; take no more clients. At the end of its writing, it has ended."""
+"""Bytes that the router writes: it has seen one more call; accept no more clients. End of file: it has ended."""
 
 OWN, SHARED = "own", "shared"
 """Whether the queue of the listening socket ends with the router, or is kept by the process that started it."""
@@ -73,24 +74,24 @@ class GrpcListener:
         self._selector = selectors.DefaultSelector()
         self._now_s = time.monotonic()
         self._connections: dict[ClientConnection, None] = {}
-        """The one that came first comes first."""
+        """All connections, the oldest first."""
         self._room = ConnectionRoom[ClientConnection]()
         self._lingering: deque[tuple[float, socket.socket]] = deque()
         self._window = CallWindow()
         self._turns: dict[ClientConnection, None] = {}
-        """Connections whose next call waits; the next one comes first."""
+        """Connections whose next call waits for its turn, in the order of their turns."""
         self._paced: dict[ClientConnection, None] = {}
         """Connections that wait for credit."""
         self._pays_at_s = self._now_s
-        """When these are looked at again."""
+        """When the connections that wait for credit are looked at again, in seconds."""
         self._has_failed_to_dial = False
         self._accepts_at_s: float | None = None
-        """When clients are taken again. None: they are."""
+        """When clients are accepted again, in seconds. None: accepting has not been paused."""
         self._looks_at_s = self._now_s + LOOK_S
         self._ends_at_s: float | None = None
 
     def run(self) -> None:
-        """Returns when the router has ended, and clients have the rest of what it said."""
+        """Returns when the router has ended and clients have taken the rest, or some seconds later."""
         self._selector.register(self._control, selectors.EVENT_READ, self._on_control)
         self.watch(self._listening, READ, self._on_listening)
         while self._ends_at_s is None or (self._connections and self._now_s < self._ends_at_s):
@@ -189,8 +190,10 @@ class GrpcListener:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Closes the connection whose client has taken nothing for longest, or else the oldest one on which nothing was
-        answered, or else the one that is idle for longest, or else the newest.
+        """Closes one connection, the first that exists of these:
+
+        the one whose client has taken nothing for longest; the oldest idle one without a useful call; the one that
+        is idle for longest; the newest one.
         """
         going = self._room.next(len(self._connections), self._in_order_of_going, self._may_go, self._now_s)
         (next(reversed(self._connections)) if going is None else going).close()
@@ -226,7 +229,7 @@ class GrpcListener:
         self._accepts_at_s = None
         self._listening.close()
 
-    # What time brings
+    # What is done at times
 
     def _grant(self) -> None:
         while self._turns:
@@ -240,7 +243,7 @@ class GrpcListener:
                 break
 
     def _pay(self) -> None:
-        """Goes on with connections to which time has given credit."""
+        """Resumes connections to which time has given credit, and cuts those that have waited for too long."""
         if self._now_s < self._pays_at_s:
             return
         self._pays_at_s = self._now_s + PACE_S

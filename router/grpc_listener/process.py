@@ -1,4 +1,4 @@
-"""The process that has the clients' gRPC port. It reads what the router writes to its stdin, and ends with that.
+"""The process that has the clients' gRPC port. The router writes to its stdin, and the process ends when that ends.
 
 `python -m router.grpc_listener.process LISTENING_DESCRIPTOR own|shared BACKEND MOST_CONNECTIONS [CERT KEY [CA]]`
 """
@@ -25,7 +25,7 @@ def main() -> None:
     context, is_shared = _context(files) if files else None, queue == SHARED
     GrpcListener(listening, 0, backend, int(most), context, 1, is_shared=is_shared).run()
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(backend)  # where the router could not
+        os.unlink(backend)  # if the router was killed
 
 
 def _context(files: list[str]) -> Context:

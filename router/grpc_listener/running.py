@@ -1,4 +1,4 @@
-"""What a router does about its gRPC port: it starts the process that has the port, and starts it again."""
+"""Starts the process that has a router's gRPC port, and restarts it when it ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ AGAIN_S = 0.5
 
 
 class ListenerProcess:
-    """What clients send before the process is up, and between two of them, waits in the listening socket."""
+    """The process of the gRPC port. While none runs, clients wait in the queue of the listening socket."""
 
     def __init__(
         self,
@@ -68,18 +68,18 @@ class ListenerProcess:
         self._running = asyncio.create_task(self._run(), name="grpc listener")
 
     def saw_call(self) -> None:
-        """Says that the router has looked at one more call."""
+        """Tells the process that the router has seen one more call."""
         self._say(SEEN)
 
     def leave(self) -> None:
-        """Takes no more clients; those that are there stay."""
+        """Accepts no more clients. The connected ones stay."""
         if not self._is_leaving:
             self._is_leaving = True
             self._say(LEAVE)
             self._listening.close()
 
     async def end(self) -> None:
-        """Ends the process after its clients have the rest of what the router said to them."""
+        """Ends the process after its clients have taken the rest of their answers, or some seconds later."""
         self.leave()
         self._end_control()
         running, self._running = self._running, None
@@ -105,7 +105,7 @@ class ListenerProcess:
                 await asyncio.sleep(AGAIN_S)
 
     async def _serve(self, control: int) -> None:
-        """Runs the process until it ends. `control`: what it reads, and is to be closed here."""
+        """Runs the process until it ends. `control` is the descriptor that it reads; this closes it here."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "router.grpc_listener.process", *self._arguments),
@@ -128,7 +128,7 @@ class ListenerProcess:
             log.error("the process of the gRPC port ended, its clients have to connect again status=%d", status)
 
     def _hear(self, line: str) -> None:
-        """Counts a connection that was cut, and logs it unless another one was a moment ago."""
+        """Counts a connection that was cut, and logs it if no other one was logged a moment ago."""
         what, _, detail = line.partition(" ")
         if what == UNREACHED:
             log.error("clients of the gRPC port are closed: the router's socket cannot be reached error=%s", detail)
@@ -140,7 +140,7 @@ class ListenerProcess:
 
     def _say(self, what: bytes) -> None:
         if self._control is not None:
-            with contextlib.suppress(BlockingIOError, BrokenPipeError):  # it reads later, or has ended
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):  # the pipe is full, or the process has ended
                 os.write(self._control, what)
 
     def _end_control(self) -> None:
