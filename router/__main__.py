@@ -1,10 +1,10 @@
 """`python -m router`: serve until SIGTERM or SIGINT.
 
-A RouterConfig as JSON is read from stdin: it holds the cluster's token, and every user can read arguments. One line of
-JSON on stdout names its addresses once they answer. SIGTERM lets open requests finish for some seconds; SIGINT and any
-second signal do not. SIGUSR1 says that a new process serves on the same ports: this one finishes what it has, refuses
-no client, and ends. The exit status is 0 after a signal, 2 for a configuration that cannot be served, 1 if the router
-itself failed.
+A RouterConfig is read as JSON from stdin, because it holds the cluster's token and every user can read arguments. One
+line of JSON on stdout names the router's addresses once it serves. SIGTERM lets open requests finish for some seconds;
+SIGINT and any second signal do not. SIGUSR1 says that a new process serves on the same ports: this one finishes its
+open requests, refuses no client, and ends. The exit status is 0 after a signal, 2 for a configuration that cannot be
+served, 1 if the router itself failed.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def run(configured: Callable[[], RouterConfig]) -> int:
 
 
 def _allow_many_sockets() -> None:
-    """Sets the limit of open files to the hard one: each client has a socket."""
+    """Raises the limit of open files to the hard limit: each client has a socket."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

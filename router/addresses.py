@@ -14,17 +14,17 @@ class Addresses:
     grpc: str
     admin: str
     metrics: str
-    """The address of /metrics: that of `http` where metrics have no port of their own."""
+    """The address of /metrics. It is `http` if metrics have no port of their own."""
 
 
 def reachable(address: str) -> str:
-    """Returns how a client on this machine reaches what listens on `address`."""
+    """Returns the address at which a client on this machine reaches a server that listens on `address`."""
     host, _, port = address.rpartition(":")
     return f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "::", "") else address
 
 
 BACKLOG = 2048
-"""Connections that wait to be accepted."""
+"""Most connections that wait in the kernel to be accepted."""
 
 
 def bind_listener(host: str, port: int, flag: str = "--http-port", *, shares_port: bool = False) -> socket.socket:
@@ -40,13 +40,13 @@ def bind_listener(host: str, port: int, flag: str = "--http-port", *, shares_por
 
 
 def hold_port(host: str, port: int, flag: str) -> socket.socket:
-    """Keeps a port for processes of this user that share it. It takes no connection, because it does not listen."""
+    """Binds a port for other processes of this user that share it. It does not listen, so it gets no connections."""
     return _bound(host, port, flag, shares_port=True)
 
 
 def _bound(host: str, port: int, flag: str, *, shares_port: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's delay off only for sockets that say they are TCP, and connections inherit that from here.
+    # With IPPROTO_TCP, which connections inherit, asyncio sets TCP_NODELAY for them; without it, it does not.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""The admin port, for operators and other routers, and the port for metrics where there is one."""
+"""The admin port for operators and other routers, and the metrics port if there is one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from twostroke.rpc.server import Callers, RpcServer, TlsPort, host_port
 from twostroke.rpc.v1 import control_pb2_grpc, routing_pb2_grpc
 
 _LOOPBACKS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
-"""Addresses of a router that listens on every interface: the routers of one `twostroke serve` are on one machine."""
+"""Where other routers reach one that listens on every interface: all of one `twostroke serve` are on one machine."""
 
 MOST_SCRAPERS = 256
 MOST_MESSAGE_BYTES = 1 << 20
-"""Bytes of a request to the admin port, where all are short, with or without authentication."""
+"""Most bytes of a request to the admin port. It holds before authentication, too, and all requests there are short."""
 
 
 class AdminServer:
@@ -57,7 +57,7 @@ class AdminServer:
         self._rpc.dialled_at.append(self.peer_address)
 
     def serve(self, control: RouterControlService, branches: Iterable[RouterBranch]) -> None:
-        """Adds the services. Call it before `start`."""
+        """Adds the services to the admin port. Call it before `start`."""
         control_pb2_grpc.add_ControlServicer_to_server(control, self._rpc.server)
         self._rpc.offer("twostroke.v1.Control", waits_for_ready=False, is_described=True)
         for branch in branches:
@@ -67,7 +67,7 @@ class AdminServer:
 
     @property
     def peer_address(self) -> str:
-        """Address at which other routers reach it: over TLS, where the cluster has certificates."""
+        """Address at which other routers reach this one: the TLS port if the cluster has certificates."""
         host, _, port = self._rpc.addresses[-1].rpartition(":")
         return f"{self._peer_host or _LOOPBACKS.get(host, host)}:{port}"
 
@@ -75,7 +75,7 @@ class AdminServer:
         await self._rpc.set_serving(ready)
 
     async def start(self, group: asyncio.TaskGroup) -> None:
-        """Starts serving; pages are a task of `group` until `stop`."""
+        """Starts serving. The metrics port is a task of `group`, which ends with `stop`."""
         await self._rpc.start()
         if self._pages is not None:
             self._serving_pages = group.create_task(self._pages.serve([self._listener]))
@@ -90,7 +90,7 @@ class AdminServer:
             await asyncio.wait([self._serving_pages])
 
     async def hand_over(self, grace_s: float) -> None:
-        """Takes no new connections: a new process has the ports."""
+        """Accepts no new connections, because a new process has the ports, and gives open calls `grace_s`."""
         self._routing.close()
         if self._pages is not None:
             await self._pages.leave(0)

@@ -1,4 +1,4 @@
-"""The table of a router's branches: one line for each."""
+"""The table of a router's optional features: one branch for each."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from router.pins.admin import RouterPins
 from router.server_branch import RouterTable
 
 NAMED_MODELS = named_adapters
-"""Reads the models that the fleet serves beside its own."""
+"""Returns the models that workers serve besides the base model: their LoRA adapters."""
 BRANCHES: RouterTable = (KServe, RouterAdapters, RouterPins, Console)

@@ -1,4 +1,4 @@
-"""The environment of a router's own processes: they read what strangers write, and need no secret."""
+"""The environment of a router's child processes: they read clients' bytes, so they get no secrets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 
 KEPT = re.compile(r"PATH|PYTHON\w*|VIRTUAL_ENV|LD_\w+|LANG|LC_\w+|TZ|HOME|TMPDIR|MALLOC_\w+")
-"""Names of variables that they get."""
+"""Names of the variables that child processes get."""
 
 
 def child_environment() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The Control service of a router: what it says about itself and its workers, and what operators tell it."""
+"""The Control service of a router: operators read facts about it and its workers, and drain or profile them."""
 
 # ruff: noqa: N802  # methods have the names that the .proto gives them
 
@@ -26,7 +26,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RouterControlService(control_pb2_grpc.ControlServicer):
-    """What the router says about itself and, on behalf of its workers, about the model they serve."""
+    """Answers for the router itself and, about the model and its load, for all of its workers."""
 
     def __init__(self, handler: RequestHandler, addresses: Addresses, *, router_id: str, epoch: Epoch) -> None:
         self._handler = handler

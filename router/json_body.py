@@ -1,4 +1,4 @@
-"""JSON bodies as pydantic models: every mistake is an InvalidRequest that names its field."""
+"""JSON bodies as pydantic models. A body that is not valid raises InvalidRequest, which names the field."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from pydantic_core import ErrorDetails
 from twostroke.base.errors import InvalidRequest
 
 MOST_BITS = 1024
-"""Most bits of an integer in a request. No float has more; Python refuses to write numbers of thousands of digits."""
+"""Most bits of a number in a request: as in floats. Python refuses to print integers of thousands of digits."""
 
 BYTES_FIELD = "bytes_behind_the_json"
-"""Field that a body gets where bytes may follow its JSON: those bytes. A field of that name that a client sends is not
-read."""
+"""Field for the bytes after the JSON, in bodies that may have some. A field of this name in the client's JSON is
+ignored."""
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-"""The escape of one half of a pair; UTF-8 itself has none."""
+"""The escape of one half of a surrogate pair. Valid UTF-8 cannot hold one unescaped."""
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """Returns the object that `body` holds."""
+    """Returns the JSON object that `body` holds."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -51,7 +51,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 
 def parse_json_text(text: str, field: str) -> Any:
-    """Returns the value that a field's text is, as JSON. Raises InvalidRequest that names the field."""
+    """Parses a field's text as JSON. Raises InvalidRequest that names the field."""
     try:
         value = json.loads(text, parse_float=_finite, parse_constant=_finite)
         if _SURROGATE.search(text):
@@ -64,7 +64,7 @@ def parse_json_text(text: str, field: str) -> Any:
 
 
 def _finite(number: str) -> float:
-    """Raises ValueError for numbers that no reply could repeat: JSON has no infinity and no NaN."""
+    """Returns the number. Raises ValueError for infinity and NaN, which JSON does not have."""
     value = float(number)
     if not math.isfinite(value):
         raise ValueError(f"{number[:40]} is not a finite number")
@@ -72,7 +72,7 @@ def _finite(number: str) -> float:
 
 
 def checked_utf8(value: str, field: str) -> str:
-    """Raises InvalidRequest, naming the field, for half a surrogate pair: no tokenizer takes it."""
+    """Returns `value`. Raises InvalidRequest that names the field for half a surrogate pair: no tokenizer takes it."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -96,7 +96,7 @@ def _check_strings(value: Any, name: str) -> None:
 class Body(BaseModel):
     """One JSON object. `null` counts as "not given"; unknown fields are ignored, as OpenAI's servers and vLLM do.
 
-    A field's description says what it must be, where its type does not say it.
+    The description of a field completes "must be ..." in errors. Fields with a plain type need none.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
@@ -110,7 +110,7 @@ class Body(BaseModel):
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
-        """Raises InvalidRequest that names the field."""
+        """Returns the body. Raises InvalidRequest that names the field."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -169,7 +169,7 @@ def _strings(value: Any, info: ValidationInfo) -> tuple[str, ...]:
 
 
 Integer = Annotated[int, BeforeValidator(_whole)]
-"""A whole number; JSON may write it as 3.0."""
+"""An integer, which JSON may write as 3.0."""
 Number = Annotated[float, Field(allow_inf_nan=False)]
 TokenIds = Annotated[Sequence[int], PlainValidator(_token_ids, json_schema_input_type=list[int])]
 Strings = Annotated[tuple[str, ...], PlainValidator(_strings, json_schema_input_type=str | list[str])]
@@ -190,7 +190,7 @@ def as_number(value: Any, name: str) -> float:
 def is_token_list(value: Any) -> bool:
     return (
         isinstance(value, list)
-        and set(map(type, value)) <= {int}  # of millions in no time
+        and set(map(type, value)) <= {int}  # fast for millions, too
         and all(bound.bit_length() <= MOST_BITS for bound in (value and (min(value), max(value))))
     )
 

@@ -1,4 +1,4 @@
-"""What a router counts, as Prometheus metrics in one registry of its own."""
+"""A router's Prometheus metrics, in a registry of its own."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from twostroke.observability.telemetry import ITL_BUCKETS_S, TTFT_BUCKETS_S, int
 
 ROLE = "router"
 DURATION_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-"""Buckets of whole requests: from one token to a book."""
+"""Buckets of the seconds that whole requests take, from one token to a book."""
 DECISION_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05)
-"""Buckets of decisions, which should stay under a few milliseconds."""
+"""Buckets of the seconds that routing decisions take. They should stay under a few milliseconds."""
 RATIO_BUCKETS = (0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
-"""Buckets of the ratio of what happened to what was predicted: 1 is right."""
+"""Buckets of the ratio of actual to predicted seconds: 1 is a perfect prediction."""
 ERROR_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A prediction and what happened."""
+    """The prediction for one request, and what it really took."""
 
     predicted_blocks: int
     reused_blocks: int
     predicted_s: float
     """Predicted seconds from the decision to the first token."""
     actual_s: float | None
-    """Seconds that it took. None: an earlier attempt had failed, which no prediction includes."""
+    """Actual seconds from the decision to the first token. None: an earlier attempt failed, which is not predicted."""
 
 
 class SentTokens(Collector):
-    """Tokens sent to clients, and the gaps between those of one choice.
+    """Counts tokens sent to clients, and the times between two tokens of one choice.
 
-    They are plain numbers until they are scraped: prometheus_client takes a lock for each that it counts.
+    Plain numbers become metrics only when they are scraped: prometheus_client takes a lock for each count.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class SentTokens(Collector):
 
 
 class RouterMetrics:
-    """Attributes without further labels are ready to use. The packages add metrics of their own."""
+    """Metrics of the router. Its packages add others to the registry, through the methods at the end."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -133,7 +133,7 @@ class RouterMetrics:
         )
 
     def _add_truth(self) -> None:
-        """Adds metrics that compare predictions of decisions with what happened."""
+        """Adds metrics that compare what decisions predicted with what happened."""
         self.predicted_reused_blocks_total = self.counter(
             "predicted_reused_blocks", "Prompt blocks that the router expected to be found, over all requests."
         )
@@ -167,15 +167,15 @@ class RouterMetrics:
             self.ttft_prediction_ratio.observe(compared.actual_s / compared.predicted_s)
 
     def count_request(self, status: str) -> None:
-        """Counts a request. `status` is "ok" or the error's label."""
+        """Counts a request that has ended. `status` is "ok" or the error's label."""
         self._requests.labels(ROLE, status).inc()
 
     def count_cut_connection(self, reason: str) -> None:
-        """Counts a connection that was cut. `reason` is one of `router/grpc_listener/connection_cost.py`."""
+        """Counts a connection that was cut. `reason` is from `REASONS` in `router/grpc_listener/connection_cost.py`."""
         self._cut_connections.labels(ROLE, reason).inc()
 
     def count_removed_part(self, part: str) -> None:
-        """Counts a removed part of a body. `part` is a name of the dialect's, such as "billing_header"."""
+        """Counts a part that a dialect removed from a prompt. `part` is its name, such as "billing_header"."""
         self._removed_parts.labels(ROLE, part).inc()
 
     def count_decision(self, policy: str, source: str) -> None:

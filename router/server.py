@@ -1,4 +1,4 @@
-"""Runs a router process: HTTP and gRPC endpoints with one request handler, the admin port, and an orderly shutdown."""
+"""The servers of a router: HTTP and gRPC endpoints with one request handler, the admin port, and their shutdown."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ from twostroke.tracing.recorder import Recorder
 log = logging.getLogger(__name__)
 
 HEALTH_PERIOD_S = 0.25
-"""Longest delay of the gRPC health service; the dispatcher's readiness has no event of its own."""
+"""Seconds between two updates of the gRPC health service: the dispatcher's readiness has no event of its own."""
 MOST_STREAMS = 4096
-"""Streams of one gRPC connection; more wait at the client."""
+"""Concurrent streams of one gRPC connection. Further calls wait at the client."""
 MOST_PENDING = 8192
-"""Calls that have come and were not looked at yet. gRPC cancels calls at random where there are more: those of honest
-clients as well. Each takes 17 KB."""
+"""Calls that may wait for their handlers. If there are more, gRPC cancels some at random, those of honest clients as
+well. Each takes 17 KB."""
 IDLE_MS = 75_000
-"""Idle time of a gRPC connection, as over HTTP. A client without an open call connects again for the next one."""
+"""Milliseconds after which an idle gRPC connection is closed, as over HTTP. Its client connects again when needed."""
 STREAM_GRACE_MS = 3_600_000
-"""Time for streams of a connection that is to be renewed: longer than outputs take."""
+"""Milliseconds for open streams of a connection that has reached its maximum age: longer than outputs take."""
 CLOSE_GRACE_S = 1.0
-"""Time for streams that are still open when the endpoints close."""
+"""Seconds for streams that are still open when the endpoints close."""
 
 
 class RouterServer:
-    """All its ports are bound when it is constructed, so that a port in use fails before anything runs."""
+    """The servers of a router. Constructing one binds all ports: if one is in use, it fails before anything runs."""
 
     listener: ClassVar[type[ListenerProcess]] = ListenerProcess
-    """What has the clients' gRPC port."""
+    """Class of the process that has the clients' gRPC port."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class RouterServer:
         reservations: Reservations | None = None,
         branches: RouterTable = (),
     ) -> None:
-        """Other routers of the cluster may watch the reservations."""
+        """`reservations` are what other routers of the cluster may watch."""
         self._dispatcher = dispatcher
         shared = RouterMemory.of(config.shared_fd)
         self._authenticator = _authenticator(config, metrics, shared)
@@ -117,7 +117,7 @@ class RouterServer:
         self._shares_ports = shared.is_shared
         self._http = HttpServer(http_settings, shared if shared.is_shared else None, lambda: dispatcher.is_ready)
         self._leaving: asyncio.Task[None] | None = None
-        """Clients of gRPC are sent to routers with the same port."""
+        """Stops the gRPC server, so that its clients connect to other processes with the same port."""
         InferenceService(handler, calls).add_to(self._rpc.server)
         self._rpc.offer(SERVICE_NAME, *(name for branch in branches for name in branch.services), is_described=True)
         for branch in self._branches:
@@ -132,7 +132,7 @@ class RouterServer:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Opens all endpoints; at the end they close, and what is still open is cancelled."""
+        """Opens all endpoints. At the end they close, and open requests are cancelled."""
         for branch in self._branches:
             await branch.open()
         await self._rpc.start()
@@ -162,7 +162,7 @@ class RouterServer:
     async def hand_over(self, grace_s: float) -> None:
         """Leaves the ports to a new process of this router.
 
-        It takes no new connections, serves the existing ones until each is closed, and gives what is open `grace_s`.
+        It accepts no new connections, and gives open connections and requests `grace_s` to end.
         """
         log.info("handing over grace_s=%.0f", grace_s)
         until_s = time.time() + grace_s
@@ -180,7 +180,7 @@ class RouterServer:
                 task.cancel()
 
     async def drain(self, grace_s: float) -> int:
-        """Takes nothing new, and gives open requests and clients that still read `grace_s`. Returns how many requests
+        """Takes no new requests, and gives open ones and clients that still read `grace_s`. Returns how many requests
         were left.
         """
         until_s = time.time() + grace_s
@@ -210,7 +210,7 @@ class RouterServer:
             await asyncio.sleep(HEALTH_PERIOD_S)
 
     def _leave_to_others(self) -> None:
-        """Sends clients of open connections to the routers that have the same ports, once each has its answer."""
+        """Has clients connect to the routers with the same ports, after their open requests."""
         self._http.say_that_each_response_is_the_last()
         grace_s = STREAM_GRACE_MS / 1000
         self._leaving = asyncio.create_task(self._rpc.stop(grace_s), name="rpc server leaves its port to others")
@@ -261,7 +261,7 @@ def _clients_rpc(
 
 
 def _client_options(endpoints: EndpointsConfig) -> tuple[tuple[str, int], ...]:
-    """Returns gRPC options for connections of strangers."""
+    """Returns gRPC options for connections of clients, which may be hostile."""
     age_ms = int(1000 * endpoints.max_connection_age_s)
     return (
         ("grpc.max_connection_idle_ms", IDLE_MS),

@@ -1,6 +1,6 @@
-"""The port of a router's branches: what a feature may give the router that it is wired into.
+"""The interface of a router's branches, its optional features.
 
-`router/branches.py` is the table, with one line for a branch. The server asks all of them, and knows none.
+`router/branches.py` is the table of them. The server uses all through this interface, and knows none by name.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from twostroke.tracing.recorder import Recorder
 
 @dataclass(frozen=True, slots=True)
 class SupervisorCalls:
-    """Calls of the process that remembers for all routers, over a connection for each."""
+    """Calls to the supervisor, which keeps state for all routers. Each call has a connection of its own."""
 
     address: str
     membership: Membership
 
     async def ask(self, stub: Callable[[Any], Any], method: str, request: Message, timeout_s: float) -> Any:
-        """Raises what the supervisor raises, or PeerLost while it is away."""
+        """Returns the reply. Raises what the supervisor raises, or PeerLost while it cannot be reached."""
         channel = PeerChannel(self.address, self.membership)
         try:
             return await channel.call(getattr(stub(channel.channel), method), request, timeout_s)
@@ -40,7 +40,7 @@ class SupervisorCalls:
 
 @dataclass(frozen=True, slots=True)
 class RouterParts:
-    """What the branches of a router are made of."""
+    """What a branch may use of its router."""
 
     config: RouterConfig
     handler: RequestHandler
@@ -51,18 +51,18 @@ class RouterParts:
 
 
 class RouterBranch:
-    """One feature of a router. It gives nothing but what it overrides."""
+    """One optional feature of a router. It adds only what it overrides."""
 
     services: Sequence[str] = ()
-    """gRPC services on the clients' port, by their full names."""
+    """Full names of its gRPC services on the clients' port."""
     open_methods: Sequence[str] = ()
-    """Methods of them that need no API key."""
+    """Methods of these services that need no API key."""
     pages: Sequence[ClientPage] = ()
     """HTTP pages for clients."""
     operators: Sequence[OperatorCall] = ()
-    """HTTP calls that take the cluster's token."""
+    """HTTP calls for operators, with the cluster's token."""
     routes: Sequence[Route] = ()
-    """Other routes than those of clients."""
+    """Further HTTP routes."""
 
     def __init__(self, parts: RouterParts) -> None:
         """Makes the branch before the router serves."""
@@ -71,10 +71,10 @@ class RouterBranch:
         """Adds `services` to the clients' port."""
 
     def administer(self, rpc: RpcServer) -> None:
-        """Adds its services to the admin port."""
+        """Adds its gRPC services to the admin port."""
 
     async def open(self) -> None:
-        """Does what has to be done before the router serves."""
+        """Prepares the branch, just before the router serves."""
 
 
 RouterTable = tuple[type[RouterBranch], ...]

@@ -1,8 +1,8 @@
-"""Memory of all router processes of one launcher: who is alive, and a lock that ends with its holder.
+"""Memory that the router processes of one launcher share: which of them run, and a lock that ends with its holder.
 
-The launcher makes it, and each process takes a number in it. That number, and the lock, are locks of the kernel on
-bytes of its file. The kernel takes them back when a process ends, however it ends. A router without others has memory
-of its own, and needs no locks.
+The launcher makes it, and each process takes a number in it. The numbers and the lock are kernel locks on bytes of the
+memory's file. The kernel releases them when a process ends, however it ends. A router that is alone has memory of its
+own, and needs no locks.
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ from collections.abc import Iterator
 from twostroke.base.errors import ConfigError
 
 MOST_PROCESSES = 32
-"""Router processes at once. During a restart a router has two, and one that finishes its streams may stay a while."""
+"""Router processes at once. During a restart a router has two, until the old one has finished its streams."""
 PROCESS_BYTES = 64
-"""Bytes for what each process tells the others of itself: a line of the processor's cache."""
+"""Bytes that each process writes for the others: one cache line of the processor."""
 BYTES = 4 << 20
-"""Bytes in all. Only what is written to takes memory."""
+"""Bytes in all. Only pages that are written to take memory."""
 LOCK_WAIT_S = 0.05
-"""Longest wait for the lock. Its holder has it for some microseconds, unless it was frozen within them, or another
-process has its processor."""
+"""Longest wait for the lock, in seconds. Its holder needs it for microseconds, unless it is frozen or has lost its
+processor meanwhile."""
 LOCK_PAUSE_S = 50e-6
-"""Pause between two tries: it leaves the processor to the holder."""
+"""Seconds between two tries, which leave the processor to the holder."""
 STUCK_S = 2.0
-"""Time for which a process does not wait again for a frozen holder of the lock. Counts may then be off by a call's."""
+"""Seconds for which a process does not wait again for a frozen holder. Without the lock, one call may be miscounted."""
 ALIVE_S = 0.2
-"""Time for which a process that was found alive is not looked for again."""
+"""Seconds for which a process that was found running counts as running."""
 
 _LOCK = MOST_PROCESSES
-"""The byte of the lock; the processes have those before it."""
+"""Index of the lock's byte. The bytes before it are those of the processes."""
 _FLOCK = struct.Struct("hhqqi4x")
 """The kernel's `struct flock`."""
 
 
 def create_router_memory() -> int:
-    """Returns a descriptor for `RouterMemory.inherited` in other processes."""
+    """Makes the memory. Returns a descriptor for `RouterMemory.inherited` in other processes."""
     descriptor = os.memfd_create("twostroke-routers")
     os.ftruncate(descriptor, BYTES)
     return descriptor
 
 
 class RouterMemory:
-    """The memory as one process has it. Bytes of a process begin at `PROCESS_BYTES` times its number."""
+    """One process's view of the memory. The bytes of a process begin at `PROCESS_BYTES` times its number."""
 
     def __init__(self, memory: mmap.mmap, file: int | None, number: int) -> None:
-        """Use `alone` or `inherited`. `file`: this process's own description of the memory's file."""
+        """Do not call this; use `of`. `file` is a descriptor that this process opened: locks belong to open files."""
         self.bytes = memory
         self.number = number
         self._file = file
         self._alive_s: dict[int, float] = {}
-        """When other processes were last found alive."""
+        """When other processes were last found running, in seconds, by their numbers."""
         self._stuck_until_s = 0.0
 
     @classmethod
     def of(cls, descriptor: int | None) -> RouterMemory:
-        """Returns the launcher's, where there is one. Raises ConfigError."""
+        """Returns the launcher's memory, or memory of its own without a descriptor. Raises ConfigError."""
         return cls.alone() if descriptor is None else cls.inherited(descriptor)
 
     @classmethod
@@ -69,9 +69,9 @@ class RouterMemory:
 
     @classmethod
     def inherited(cls, descriptor: int) -> RouterMemory:
-        """Takes a number in the launcher's memory. Raises ConfigError where none is left, or where it is no memory."""
+        """Takes a number in the launcher's memory. Raises ConfigError for a wrong descriptor or if no number is left."""
         try:
-            # Locks belong to an open file. The inherited one is that of all processes.
+            # Locks belong to an open file, and all processes share the inherited one. So each opens its own.
             file = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
             memory = mmap.mmap(file, BYTES)
         except (OSError, ValueError) as error:
@@ -86,7 +86,7 @@ class RouterMemory:
                 field="shared_fd",
             )
         taken = cls(memory, file, number)
-        with taken.locked():  # whoever found that the number's last process has ended is done with it
+        with taken.locked():  # under the lock, no one still clears what the number's last process left
             memory[PROCESS_BYTES * number : PROCESS_BYTES * (number + 1)] = bytes(PROCESS_BYTES)
         return taken
 
@@ -96,12 +96,12 @@ class RouterMemory:
 
     @property
     def others(self) -> Iterator[int]:
-        """Numbers that other processes may have."""
+        """All numbers that other processes may have."""
         return (number for number in range(MOST_PROCESSES if self.is_shared else 0) if number != self.number)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Lets no other process in meanwhile. It does not wait for one that is frozen."""
+        """Holds the lock meanwhile. If its holder is frozen, it goes on without the lock."""
         if self._file is None:
             yield
             return
@@ -113,7 +113,7 @@ class RouterMemory:
                 _unlock(self._file, _LOCK)
 
     def has_ended(self, number: int) -> bool:
-        """Whether no process has this number. While the caller has the lock, none counts anything under it."""
+        """Returns whether no process has this number. If so, none writes to its bytes while the caller has the lock."""
         assert self._file is not None, "a router without others asks for one"
         now_s = time.monotonic()
         if now_s < self._alive_s.get(number, 0.0) + ALIVE_S:

@@ -1,4 +1,4 @@
-"""Bytes by key that are kept for each tenant apart, within a bound for all of them. The tenants get equal claims."""
+"""A cache of byte strings, separate for each tenant. One bound holds for all, and tenants have equal claims to it."""
 
 from __future__ import annotations
 
@@ -7,39 +7,40 @@ import hashlib
 from dataclasses import dataclass, field
 
 ENTRY_BYTES = 200
-"""Bytes of an entry besides its value: its key, and the tables that hold both."""
+"""Bytes that count for an entry besides its value: its key, and the tables that hold both."""
 
 TENANT_BYTES = 800
-"""Bytes of a tenant besides its entries: its name, and the tables that hold both."""
+"""Bytes that count for a tenant besides its entries: its name, and the tables that hold both."""
 
 
 def tenant_digest(tenant: str) -> str:
-    """Returns what a tenant is kept under: as many bytes for every name."""
+    """Returns the tenant's key in caches. It has the same length for all names."""
     return hashlib.blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 @dataclass(slots=True, eq=False)
 class _Entries:
     values: collections.OrderedDict[bytes, bytes] = field(default_factory=collections.OrderedDict)
-    """The least recently used one comes first."""
+    """Values by key, the least recently used one first."""
     own_bytes: int = 0
     used_at: int = 0
-    """Bytes that had been put for all tenants when one of these entries was last asked for or put."""
+    """Bytes that had ever been put for all tenants when one of these entries was last found or put."""
 
 
 class TenantCache:
-    """Tenants are named by digests, or by other names of a bounded length.
+    """Keeps values by tenant and key. A tenant is given by its digest, or another name of a bounded length.
 
-    A tenant finds no entry of another one, and nobody's entries push out what another has below an equal claim.
+    A tenant finds only its own entries. Tenants do not lose entries to others while they have less than an equal
+    claim to all bytes and use them.
 
-    An entry that does not fit pushes out others in this order: those of a tenant that nobody has asked for while as
-    much was put as fits, the tenant's own where it has more than its claim, those of the tenant that has most.
+    An entry that does not fit evicts others in this order: those of the tenant that was used longest ago, if as many
+    bytes were put since as fit in all; the tenant's own, if it has more than its claim; those of the largest tenant.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._tenants: collections.OrderedDict[str, _Entries] = collections.OrderedDict()
-        """The tenant that was seen longest ago comes first."""
+        """Entries by tenant, the one that was used longest ago first."""
         self._put_bytes = 0
         self.total_bytes = 0
 
@@ -53,7 +54,7 @@ class TenantCache:
         return value
 
     def put(self, tenant: str, key: bytes, value: bytes) -> None:
-        """Keeps the value. One that is larger than all that may be kept is not."""
+        """Keeps the value, unless it is larger than the whole cache."""
         size = len(value) + ENTRY_BYTES
         if size + TENANT_BYTES > self._most_bytes:
             return
@@ -80,7 +81,7 @@ class TenantCache:
         self.total_bytes += size
 
     def _drop_one(self, tenant: str) -> None:
-        """Drops the least recently used entry of the tenant whose turn it is when `tenant` has put one."""
+        """Drops the least recently used entry of the tenant that has to lose one after `tenant` has put one."""
         chosen = next(iter(self._tenants))
         if self._put_bytes - self._tenants[chosen].used_at <= self._most_bytes:
             claim = self._most_bytes / len(self._tenants)
