@@ -45,15 +45,15 @@ from twostroke.tracing.span import OpenSpan
 log = logging.getLogger(__name__)
 
 MOST_FAILED_STEPS = 2
-"""Attempts that fail alike: a request that two workers could not compute would fail at the third one, too."""
+"""Failed steps after which a request ends: what two workers could not compute would fail at a third one, too."""
 MOST_LOST_ENGINES = 3
-"""Workers whose engine failed, one after the other without a new token. The request that did it must end before it has
-been everywhere; others that were beside it each time are few."""
+"""Engines lost without a new token after which a request ends. If it breaks engines, it must not reach all workers. Few
+others run beside it each time."""
 MAX_LOSSES = 5
-"""Workers lost one after the other without a new token: by then the request itself is the likely cause."""
+"""Attempts that may fail in a row without a new token. After one more, the request itself is the likely cause."""
 
 _GOOD_ENDS = frozenset({*FinishReason, "cancelled"}) - {FinishReason.ERROR}
-"""Outcomes that are not errors. Cancelled: a stop string was found, or the client has left."""
+"""Outcomes that are not errors. "cancelled": a stop string was found, or the client has left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +74,15 @@ class Dependencies:
 
 @dataclass(slots=True)
 class _Losses:
-    """Counts why attempts failed, and decides when the request itself is to blame."""
+    """Counts failed attempts by cause, and decides when the request itself is to blame."""
 
     in_a_row: int = 0
-    """Attempts lost without a new token."""
+    """Attempts that failed one after the other without a new token between them."""
     failed_steps: int = 0
     lost_engines: int = 0
 
     def add(self, error: ServeError, *, has_new_tokens: bool) -> None:
-        """Raises where the request must not go to another worker."""
+        """Counts a failed attempt. Raises an error if the request must not go to another worker."""
         self.in_a_row = 1 if has_new_tokens else self.in_a_row + 1
         if not may_go_elsewhere(error):
             raise error
@@ -99,10 +99,10 @@ class _Losses:
 
 
 class ChoiceReports(Protocol):
-    """Takes what happens to the choices of a request."""
+    """Takes the tokens, ends and errors of a request's choices."""
 
     def tokens(self, choice: int, delta: TokenDelta) -> None:
-        """Takes tokens without an end."""
+        """Takes tokens of a choice that continues."""
 
     def put(self, event: tuple[int, TokenDelta] | ServeError) -> None:
         """Takes the end of a choice, or an error."""
@@ -118,7 +118,7 @@ class ChoiceState:
         reports: ChoiceReports,
         recovered: Recovered | None = None,
     ) -> None:
-        """`recovered` is what a decode worker has of it already, where a client resumes its stream."""
+        """`recovered` is what a decode worker already has of the choice, if a client resumes its stream."""
         self.choice = choice
         self.request_id = RequestId(f"{parent.request_id}#{choice}")
         self._parent = parent
@@ -131,7 +131,7 @@ class ChoiceState:
         self._is_left_open = False
         self._has_ended = False
         self._begun_at: TokenStream | None = None
-        """The attempt that has brought the latest token."""
+        """Stream of the attempt that has brought the latest token."""
         self._emitted: list[SampledToken] = []
         self._block_size = dependencies.fleet.facts.block_size
         self._stats = RequestStats(
@@ -145,10 +145,10 @@ class ChoiceState:
             dependencies.demand.begins()
         self._span = dependencies.recorder.begin("answer", parent.request_id, parent.trace)
         self._wait: OpenSpan | None = None
-        """The time from its latest placement to its first token."""
+        """Span from the latest placement to the first token."""
 
     def leave_open(self) -> None:
-        """Keeps the request open at its decode worker when this is cancelled: a router will attach to it there."""
+        """Keeps the choice open at its decode worker when its task is cancelled, so that a router can resume it."""
         self._is_left_open = True
 
     @property
@@ -156,14 +156,14 @@ class ChoiceState:
         return bool(self._emitted)
 
     def end(self, reason: FinishReason) -> None:
-        """Reports the end, with its last token or because its caller has what it wants."""
+        """Reports the end of the choice, after its last token or because the caller needs no more."""
         self._has_ended = True
         self._with.placer.selector.ended(len(self._emitted))
         self._with.demand.ends(len(self._request.prompt), self._stats.cached_tokens, len(self._emitted))
         self._reports.put((self.choice, TokenDelta(len(self._emitted), (), reason, self._stats.cached_tokens)))
 
     async def run(self) -> None:
-        """Reports tokens and one end, or one error. Only cancelling ends it without either."""
+        """Reports tokens, and then one end or one error. Without either, it was cancelled."""
         outcome = "cancelled"
         try:
             had_passed = "the request's deadline had passed before it could be placed"
@@ -238,13 +238,13 @@ class ChoiceState:
         return stream
 
     def _fits(self, recovered: Recovered) -> bool:
-        """Returns whether the weights that answer have computed what was recovered."""
+        """Returns whether the recovered attempt has the request's weights. Its tokens fix these, if none has before."""
         weights = self._parent.weights
         decides = weights.fix if recovered.tokens else weights.admit
         return decides(recovered.link.fingerprint, self._request.own_weights)
 
     def _replay(self, recovered: Recovered) -> None:
-        """Reports what another router has had already."""
+        """Reports the recovered tokens, which another router has reported before."""
         sampling = dataclasses.replace(self._request.sampling, max_tokens=recovered.most_tokens)
         self._request = dataclasses.replace(self._request, sampling=sampling)
         self._least_attempt = max(self._least_attempt, recovered.attempt + 1)
@@ -256,7 +256,7 @@ class ChoiceState:
             self._reports.tokens(self.choice, delta)
 
     async def _reattach(self, recovered: Recovered) -> TokenStream | None:
-        """Attaches to it at its worker. Returns None where it has to be placed again."""
+        """Attaches to the recovered attempt at its worker. Returns None if the choice has to be placed again."""
         if recovered.finish is not None:
             return None
         link, attempt = recovered.link, self._with.placer.attempts.next(self._least_attempt)
@@ -268,7 +268,7 @@ class ChoiceState:
             self._stats.placed(None, time.monotonic())
             return stream
         except ServeError as error:
-            is_another_attempt = isinstance(error, NotFound | InvalidRequest | Cancelled)  # the one found is over
+            is_another_attempt = isinstance(error, NotFound | InvalidRequest | Cancelled)  # it is over, or a later one
             if not may_go_elsewhere(error) and not is_another_attempt:
                 raise
             log.warning("not recovered request=%s worker=%s error=%s", self.request_id, link.worker_id, error.label())
@@ -279,7 +279,7 @@ class ChoiceState:
                 self._with.links.close_later(stream)
 
     def _attempt_now(self) -> Attempt:
-        """Returns an attempt with all that is known so far; placing numbers it."""
+        """Returns an attempt with all tokens so far. Its final number is set when it is placed."""
         request = self._request
         known = (*request.prompt, *(sampled.token for sampled in self._emitted))
         extend_hashes(self._block_hashes, known, self._block_size, request.salt, request.public_blocks)
@@ -294,7 +294,7 @@ class ChoiceState:
         )
 
     async def _relay(self, stream: TokenStream) -> FinishReason:
-        """Reports what arrives until the worker's end of it; an earlier end closes the attempt there."""
+        """Reports what arrives until the worker ends the attempt. If this ends earlier, the attempt is closed there."""
         try:
             with self._with.migration.watching(stream, self._attempt_now, self._parent):
                 return await stream.read(functools.partial(self._take, stream))
@@ -306,7 +306,7 @@ class ChoiceState:
 
     def _take(self, stream: TokenStream, delta: TokenDelta) -> None:
         if self._has_ended:
-            return  # its task does not know it yet
+            return  # `end` was called, and the task is not cancelled yet
         if delta.finish is not None:
             reach(Point.ROUTER_FINISHED)
         else:
@@ -317,14 +317,14 @@ class ChoiceState:
             self._stats.proposals = delta.proposals
         self._stats.arrived(len(delta.tokens), delta.cached_tokens, time.monotonic())
         if not delta.tokens:
-            return  # the end is reported apart: `end` knows what was reused over all attempts
+            return  # `end` reports the end, with the cached tokens of all attempts
         if stream is not self._begun_at:
             self._begin(stream)
-        self._emitted += delta.tokens  # first: reporting may end it
+        self._emitted += delta.tokens  # before the report, which may end the choice
         self._reports.tokens(self.choice, delta if delta.finish is None else delta._replace(finish=None))
 
     def _begin(self, stream: TokenStream) -> None:
-        """Notes the first token of an attempt. Raises Migrated where another choice has begun with other weights."""
+        """Notes the first token of an attempt. Raises Migrated if the request has tokens of other weights."""
         if not self._parent.weights.fix(stream.link.fingerprint, self._request.own_weights):
             raise Migrated(f"decode worker {stream.link.worker_id} has other weights than the request began with")
         self._begun_at = stream
@@ -336,7 +336,7 @@ class ChoiceState:
             self._wait.end()
 
     def _record(self, outcome: str) -> None:
-        """Compares the outcome with what was predicted, and writes it down."""
+        """Records the outcome in metrics, the request log, the span and the log."""
         stats, compared = self._stats, self._stats.comparison
         if stats.token_s is not None:
             self._with.placer.selector.streamed(stats.token_s)

@@ -1,4 +1,4 @@
-"""Owns open requests: hashes their blocks, runs every choice, and brings their tokens together in one iterator."""
+"""Owns open requests: hashes their blocks, runs their choices, and yields the tokens of all choices of a request."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from twostroke.tracing.recorder import recorder_of
 log = logging.getLogger(__name__)
 
 HASHES_SHARE = 5
-"""Divisor of the bytes for prepared text: those for block hashes. A block of 16 tokens takes 64 bytes, its hash 16."""
+"""Divisor of the bytes for prepared text: so many are for block hashes. A block of 16 tokens takes 64, its hash 16."""
 WORKER_RECORD_S = 5.0
-"""Time between two records of the workers in the request log."""
+"""Seconds between two records of each worker in the request log."""
 
 
 class RouterCore:
@@ -71,7 +71,7 @@ class RouterCore:
         self.operations = Operations(self._fleet, self._routing, self.membership, self.recorder)
         self._demand = DemandReporter(self.router_id, self._fleet)
         self._with: Dependencies | None = None
-        """None until it is started."""
+        """Dependencies of all requests. None until `start`."""
         self._running: asyncio.Task[None] | None = None
         self._open: dict[str, _OpenChoices] = {}
         self.is_draining = False
@@ -79,7 +79,7 @@ class RouterCore:
         self._idle.set()
 
     async def start(self, address: str = "") -> None:
-        """Starts the background task. `address`: this router's rpc server, for other routers; empty if it has none."""
+        """Starts the background task. `address` is where other routers reach this one; empty if they do not."""
         started = asyncio.Event()
         self._running = asyncio.create_task(self._run(started, address), name="router core")
         await started.wait()
@@ -89,14 +89,14 @@ class RouterCore:
         await self._wait_for(lambda: self.is_ready, timeout_s)
 
     async def ended(self) -> None:
-        """Waits for the end, and raises what the core failed of. A router whose core has ended serves nothing."""
+        """Waits until the core has ended, and raises the error of which it failed. Then the router cannot serve."""
         assert self._running is not None, "ended() before start()"
         await asyncio.shield(self._running)
 
     async def close(self) -> None:
-        """Ends everything; open requests fail as Draining.
+        """Ends all tasks. Open requests fail with Draining.
 
-        Streams that their clients can resume elsewhere stay open at their decode workers for a grace period.
+        Streams that clients can resume at another router stay open at their decode workers for a grace period.
         """
         self.is_draining = True
         for opened in list(self._open.values()):
@@ -117,16 +117,16 @@ class RouterCore:
 
     @property
     def facts(self) -> ServingFacts:
-        """Raises PeerLost while no decode worker is known."""
+        """What all workers have in common. Raises PeerLost while no decode worker is known."""
         return self._fleet.facts
 
     @property
     def named_models(self) -> NamedModels:
-        """Models that are served beside the one of all workers, by name."""
+        """Models that are served besides the base model, by name."""
         return self._fleet.named_models
 
     async def wait_for_named(self, holds: Callable[[NamedModels], bool], timeout_s: float) -> None:
-        """Waits until `holds` is true of the models that are served by name, or until `timeout_s` has passed."""
+        """Waits until `holds` is true for `named_models`, or until `timeout_s` has passed."""
         await self._wait_for(lambda: holds(self._fleet.named_models), timeout_s)
 
     async def _wait_for(self, holds: Callable[[], bool], timeout_s: float) -> None:
@@ -140,16 +140,16 @@ class RouterCore:
 
     @property
     def knows_decode_worker(self) -> bool:
-        """Whether a decode worker is there, though it may have become silent just now, or drain."""
+        """Whether a decode worker is known. It may be suspect, or draining."""
         return self._fleet.knows_decode_worker
 
     async def generate(
         self, request: ParentRequest, take: Take = take_none
     ) -> AsyncGenerator[tuple[int, TokenDelta], None]:
-        """Yields (choice, delta) from the first token on, also of a stream that is resumed, until every choice ends.
+        """Yields (choice, delta) until every choice ends, from the first token on even if the stream is resumed.
 
-        Tokens that come while nothing waits to be yielded are given to `take` first, at once and without a task. What
-        it returns False for is yielded, and so is every end.
+        While nothing waits to be yielded, arriving tokens are first passed to `take`, without a switch of tasks. They
+        are yielded if it returns False. Every end is yielded.
 
         Raises ServeError. Closing the iterator (`aclose`, or cancelling its consumer) cancels the request everywhere.
         """
@@ -174,20 +174,20 @@ class RouterCore:
             await self._retire(opened)
 
     def finish_early(self, request: ParentRequest, choice: int) -> None:
-        """Ends a choice in whose text a stop string was found. Its end (STOP) follows at once."""
+        """Ends a choice because its text has a stop string. Its end, with reason STOP, is yielded next."""
         opened = self._open.get(request.request_id)
-        if opened is not None and opened.request is request:  # not that of another connection that resumed it
+        if opened is not None and opened.request is request:  # another connection may have resumed it
             opened.finish_early(choice)
 
     async def abort(self, request_id: str) -> bool:
-        """Ends an open request, whose iterator then raises Cancelled. Returns False where no request has this id."""
+        """Ends an open request: its iterator raises Cancelled. Returns False if no open request has this id."""
         if request_id not in self._open:
             return False
         self._open[request_id].fail(Cancelled(f"request {request_id} was aborted"))
         return True
 
     async def drain(self, deadline_s: float) -> int:
-        """Takes no new work, and waits for open requests until `deadline_s` (Unix seconds). Returns those left."""
+        """Takes no new work, and waits for open requests until `deadline_s` (Unix seconds). Returns the number left."""
         if not self.is_draining:
             log.info("draining open=%d", len(self._open))
         self.is_draining = True
@@ -257,9 +257,9 @@ class RouterCore:
                 self._request_log.put(ready_made(record))
 
     async def _recover(self, request: ParentRequest) -> dict[int, Recovered]:
-        """Finds what decode workers have of a stream that is resumed.
+        """Returns what decode workers have of a resumed stream, by choice.
 
-        Where this router still serves it, over a connection that its client has given up, that ends first.
+        This router may still serve it over a connection that its client has given up. That request is ended first.
         """
         if self._with is None:
             return {}
@@ -268,14 +268,14 @@ class RouterCore:
         earlier = self._open.pop(request.request_id, None)
         if earlier is not None:
             earlier.leave(Cancelled("the client continues with this stream over another connection"), always=True)
-            await earlier.stop()  # it may have migrated meanwhile
+            await earlier.stop()  # a choice may have migrated meanwhile
             recovered = await recover(map(links.to, self._fleet.decode_workers()), request)
         self._metrics.recovered_requests_total.inc(len(recovered))
         self._metrics.replayed_requests_total.inc(len(request.open_choices) - len(recovered))
         return recovered
 
     async def _retire(self, opened: _OpenChoices) -> None:
-        """Frees the request's id once none of its tasks is left."""
+        """Ends the request's tasks, and then frees its id."""
         try:
             await opened.stop()
         finally:
@@ -286,7 +286,7 @@ class RouterCore:
 
     def _worker_gone(self, worker: Worker, reason: str) -> None:
         if self._with is not None:
-            has_left = self._fleet.worker(worker.worker_id) is not worker  # otherwise it may be heard again
+            has_left = self._fleet.worker(worker.worker_id) is not worker  # otherwise events of it may come again
             self._with.links.drop(worker, reason, for_good=has_left)
 
     def _worker_back(self, worker: Worker) -> None:
@@ -295,7 +295,7 @@ class RouterCore:
 
 
 class _OpenChoices:
-    """The open choices of one request, and what of them waits to be yielded."""
+    """The open choices of one request, and their events that wait to be yielded."""
 
     def __init__(
         self,
@@ -314,7 +314,7 @@ class _OpenChoices:
             for choice in request.open_choices
         }
         self._turns = deque[asyncio.Future[None]]()
-        """Choices that have not begun: each does with a turn of the loop of its own."""
+        """One future for each choice that waits to begin. Each begins in an iteration of the event loop of its own."""
         self._tasks = {
             choice: dependencies.tasks.create_task(self._run(state), name=f"request {state.request_id}")
             for choice, state in self._choices.items()
@@ -339,14 +339,14 @@ class _OpenChoices:
             asyncio.get_running_loop().call_soon(self._begin_next)
 
     def finish_early(self, choice: int) -> None:
-        """Ends a choice of which the caller needs no more tokens."""
+        """Ends a choice with reason STOP."""
         task = self._tasks[choice]
         if not task.done() and not task.cancelling():
             task.cancel()
             self._choices[choice].end(FinishReason.STOP)
 
     def leave(self, error: ServeError, *, always: bool = False) -> None:
-        """Ends it here. It stays open at its decode workers if its client can resume it, or `always`."""
+        """Ends the request here. If its client can resume it, or `always`, it stays open at its decode workers."""
         if always or (self.request.is_resumable and any(state.has_begun for state in self._choices.values())):
             for state in self._choices.values():
                 state.leave_open()
@@ -356,7 +356,7 @@ class _OpenChoices:
         try:
             if not self.events.empty() or not self._take(choice, delta):
                 self.put((choice, delta))
-        except Exception as error:  # it ends this request, not its decode worker
+        except Exception as error:  # it must end only this request, not the worker's stream
             self.put(error)
 
     def put(self, event: tuple[int, TokenDelta] | Exception) -> None:
@@ -368,7 +368,7 @@ class _OpenChoices:
         self.put(error)
 
     async def stop(self) -> None:
-        """Cancels what still runs and waits for it; each choice closes its attempt without waiting for the worker."""
+        """Cancels the running choices and waits for them. Each closes its attempt without waiting for the worker."""
         for task in self._tasks.values():
             task.cancel()
         if self._tasks:

@@ -1,8 +1,8 @@
-"""Moves open requests off decode workers that drain, with their pages, while their tokens keep flowing.
+"""Moves open requests, with their pages, off decode workers that drain. Meanwhile their tokens keep coming.
 
-The target worker pulls a request's full blocks first. Then its attempt is ended where it is and opened there, with
-prompt and output so far: what the target has to compute is the tail of the last block and what was emitted meanwhile.
-A request without a token is opened again like any other. Where there is no other decode worker, requests stay.
+The target worker first pulls a request's full blocks. Then the attempt is ended, and a new one is opened at the target
+with prompt and output so far. The target computes only the tokens that no pulled block holds. A request without a token
+is placed like a new one. If there is no other decode worker, requests stay.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from twostroke.rpc.v1 import worker_pb2
 log = logging.getLogger(__name__)
 
 AT_ONCE = 4
-"""Migrations at once. More would share the same wire, and each would emit more tokens before its pages have come."""
+"""Migrations at once. If more shared the network, each would emit more tokens before its pages have arrived."""
 FETCH_S = 20.0
-"""Deadline for the pages of one request, however long; what has not come by then is computed."""
+"""Deadline in seconds for each fetch of a request's pages. The target computes what has not arrived by then."""
 MOST_FETCHES = 3
-"""Fetches for one request: those after the first bring blocks that it has filled meanwhile."""
+"""Most fetches for one request. Those after the first fetch blocks that it has filled meanwhile."""
 JUDGED_S = 0.5
-"""Time within which a worker that broke off a fetch is judged dead or not."""
+"""Longest wait, in seconds, for the fleet's verdict on a worker that broke off a fetch."""
 
 
 class Migrated(ServeError):
-    """Ends an attempt although its worker is alive; it never leaves the router."""
+    """Ends an attempt that is to continue at another worker, although its own one runs. Clients never see it."""
 
     retryable = True
 
     def __init__(self, message: str, to: WorkerId | None = None) -> None:
         super().__init__(message)
         self.to = to
-        """The worker that holds its pages."""
+        """The worker that has pulled its pages. None: any worker."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +60,7 @@ class _Watched:
 
 
 class Migration:
-    """Watches all open requests of a router; `tasks` end with it."""
+    """Watches all open requests of a router, and migrates them in `tasks`."""
 
     def __init__(
         self, fleet: Fleet, links: LinkPool, placer: Placer, metrics: RouterMetrics, tasks: asyncio.TaskGroup
@@ -78,8 +78,8 @@ class Migration:
     def watching(self, stream: TokenStream, attempt: Callable[[], Attempt], parent: ParentRequest) -> Iterator[None]:
         """Watches a stream inside the block. The stream fails as Migrated when it should continue on another worker.
 
-        `attempt` returns what is known now. It is slow for a long prompt, so it is called when the stream moves, not
-        at each change of the fleet.
+        `attempt` returns the attempt with all tokens so far. It is slow for long prompts, so it is called when the
+        request moves, not at each change of the fleet.
         """
         watched = _Watched(stream, attempt, parent)
         self._watched.add(watched)
@@ -96,7 +96,7 @@ class Migration:
             self._move(watched)
 
     def _move(self, watched: _Watched) -> None:
-        """Begins to migrate what is on a worker that drains now."""
+        """Begins to migrate a request if its worker drains and another one can take it."""
         link = watched.stream.link
         worker = self._fleet.worker(link.worker_id)
         if watched.task is not None or worker is None or worker.epoch != link.epoch:
@@ -105,7 +105,7 @@ class Migration:
             watched.task = self._tasks.create_task(self._migrate(watched), name=f"migrate {link.worker_id}")
 
     async def _migrate(self, watched: _Watched) -> None:
-        """Contains bugs: one costs a request its pages, and no other request anything."""
+        """Moves the pages, and then ends the stream with Migrated. A bug in moving costs only this request's pages."""
         stream, target = watched.stream, None
         try:
             async with self._slots:
@@ -113,13 +113,13 @@ class Migration:
         except Exception as error:
             log_bug(log, "migration failed request=%s", stream.request_id, error=error)
         if not self._placer.takers(watched.parent):
-            watched.task = None  # it stays until there is another one
+            watched.task = None  # the request stays until another worker can take it
             return
         self._metrics.migrated_requests_total.inc()
         stream.fail(Migrated(f"decode worker {stream.link.worker_id} drains", target))
 
     async def _send_pages(self, watched: _Watched) -> WorkerId | None:
-        """Returns the worker that has its pages now; None where no worker needs them or could get them."""
+        """Returns the worker that has pulled the pages. None: there was no need, or it failed."""
         attempt, others = watched.attempt(), self._placer.takers(watched.parent)
         leaving = self._fleet.worker(watched.stream.link.worker_id)
         if not attempt.emitted or not others or leaving is None:
@@ -138,7 +138,7 @@ class Migration:
         return target.worker_id
 
     async def _fetch(self, watched: _Watched, leaving: Worker, target: Worker) -> int:
-        """Returns how many blocks have come, with those that were filled meanwhile."""
+        """Has `target` pull the full blocks, with those that are filled meanwhile. Returns how many blocks it has."""
         blocks = hashes = 0
         for _ in range(MOST_FETCHES):
             block_hashes = watched.attempt().block_hashes

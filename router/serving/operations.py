@@ -1,4 +1,4 @@
-"""What operators ask of a router about its fleet: loads, events, traces, profiles, and to forget what is cached."""
+"""Calls of operators about the whole fleet: loads, KV events, traces, profiles, and clearing the prefix caches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from twostroke.rpc.v1.routing_pb2_grpc import RoutingStub
 from twostroke.tracing.recorder import Recorder
 
 CALL_TIMEOUT_S = 5.0
-"""Deadline of each call; none of them computes anything."""
+"""Deadline of each call to a worker or router, in seconds. None of them computes anything."""
 
 
 class Operations:
@@ -45,21 +45,21 @@ class Operations:
         return self._fleet.loads()
 
     def workers(self) -> Sequence[Worker]:
-        """Returns the workers as the fleet knows them now: to be read, at once, and not to be kept."""
+        """Returns the fleet's own objects: read them at once, and do not keep them."""
         return self._fleet.workers
 
     def holders(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, tuple[int, ...]]:
-        """Returns how many of the first of these blocks each worker holds down to each tier."""
+        """Returns for each worker how many of the leading blocks it holds, in total down to each tier."""
         return self._routing.index.leading_blocks(hashes, tail_blocks=self._fleet.facts.tail_blocks)
 
     def subscribe(self, request: control_pb2.SubscribeKvEventsRequest) -> AsyncIterator[control_pb2.KvEventBatch]:
         return self._routing.relay.subscribe(request)
 
     async def forget_cached(self) -> control_pb2.ForgetCachedResponse:
-        """Lets every worker forget the blocks that no request uses now and no pin keeps. Returns how many those were,
-        and how many are left because of a pin.
+        """Has every worker forget the cached blocks that no request uses and no pin keeps. Returns how many those were,
+        and how many a pin has kept.
 
-        Raises the first worker's error; the others have forgotten then.
+        Raises the first error of a worker. Even then, all others have forgotten theirs.
         """
         results = await self._call_all(lambda stub: stub.ForgetCached, control_pb2.ForgetCachedRequest())
         for result in results:
@@ -70,7 +70,7 @@ class Operations:
         )
 
     async def trace(self, name: str) -> control_pb2.GetTraceResponse:
-        """Returns what this router and its workers know of a request, or of a stream."""
+        """Returns the spans that this router and its workers have of a request or stream, and names silent workers."""
         known, workers = known_of(self._recorder, name), self._fleet.workers
         results = await self._call_all(
             lambda stub: stub.GetTrace, control_pb2.GetTraceRequest(name=known.stream or name)
@@ -85,7 +85,7 @@ class Operations:
         return known
 
     async def profile(self, request: control_pb2.ProfileRequest) -> AsyncGenerator[control_pb2.ProfilePart, None]:
-        """Records for some seconds where time goes, here and at the workers, then yields it process by process."""
+        """Records a profile for some seconds, here and at the workers. Then yields it, process by process."""
         workers = () if request.alone else self._fleet.workers
         async with recording_at(workers, self._membership, request.seconds) as others:
             own = profile_here(ProfiledParts(ROLE, self._recorder, self._profiler), request.seconds)
@@ -95,7 +95,7 @@ class Operations:
                         yield part
 
     async def abort_elsewhere(self, request_id: str, resume_token: str, tenant: str | None) -> bool:
-        """Ends a request that is open at another router. Returns False where none of those that answer has it."""
+        """Ends a request that is open at another router. Returns False if no router that answers has it."""
         request = routing_pb2.AbortHereRequest(request_id=request_id, resume_token=resume_token, tenant=tenant)
         calls = (
             self._call(address, lambda channel: RoutingStub(channel).AbortHere, request)
@@ -105,7 +105,7 @@ class Operations:
         return any(isinstance(result, routing_pb2.AbortHereResponse) and result.found for result in results)
 
     async def _call_all(self, method: Callable[[ControlStub], Any], request: Any) -> list[Any]:
-        """Returns each worker's response, or what it raised."""
+        """Returns each worker's response or error."""
         calls = (
             self._call(worker.address, lambda channel: method(ControlStub(channel)), request)
             for worker in self._fleet.workers
@@ -127,9 +127,9 @@ Parts = AsyncGenerator[ProfilePart, None]
 async def recording_at(
     workers: Sequence[Worker], membership: Membership, seconds: float
 ) -> AsyncIterator[Sequence[Parts]]:
-    """Yields the parts of each worker. Workers record from here on, and until the block ends at most.
+    """Yields the profile of each worker, in parts. Workers record from here on, at most until the block ends.
 
-    Parts that are not read yet wait at their workers.
+    Parts wait at their workers until they are read.
     """
     channels = [PeerChannel(worker.address, membership) for worker in workers]
     async with AsyncExitStack() as stack:

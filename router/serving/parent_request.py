@@ -1,4 +1,4 @@
-"""What the frontend hands to the dispatcher: token ids only, no text."""
+"""The request that the frontend passes to the dispatcher, with token ids and without text."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from twostroke.request import GenerateRequest
 from twostroke.tracing.span import TraceContext
 
 MARK_BYTES = 8
-"""Bytes of a mark, which every resume token carries: a fleet has seen some thousand weights at most."""
+"""Bytes of a mark. Every resume token carries one, and a fleet sees a few thousand weights at most."""
 
 
 class AnswerWeights:
-    """The weights of all choices of one client's request. They are free until the first token of any choice."""
+    """The weights that all choices of one client's request must have. The first token of any choice fixes them."""
 
     def __init__(self, mark: str = "") -> None:
-        """`mark` is that of the tokens that the client of a resumed stream has; empty where it has none."""
+        """`mark` is a digest of the weights. Empty: they are not fixed, as no client has a token yet."""
         self.mark = mark
 
     @property
@@ -33,11 +33,11 @@ class AnswerWeights:
         return bool(self.mark)
 
     def admit(self, fingerprint: str, own: bytes) -> bool:
-        """Returns whether a worker with this fingerprint may compute the next token. `own` is the request's."""
+        """Returns whether a worker with this fingerprint may compute the next token. `own` is `own_weights`."""
         return fingerprint != "" and self.mark in ("", weights_mark(fingerprint, own))
 
     def fix(self, fingerprint: str, own: bytes) -> bool:
-        """Notes that a token was computed by a worker with this fingerprint. Returns False where it must not count."""
+        """Fixes the weights to those that computed a token. Returns False if others are fixed: drop the token."""
         if not self.admit(fingerprint, own):
             return False
         self.mark = weights_mark(fingerprint, own)
@@ -51,7 +51,7 @@ def weights_mark(fingerprint: str, own: bytes) -> str:
 
 
 def changed(request_id: str) -> WeightsChanged:
-    """Returns the error of an answer that only weights could continue with that no worker has any more."""
+    """Returns the error of an answer that cannot continue: no worker has its weights any more."""
     return WeightsChanged(
         f"the answer {request_id} was begun with weights of its model that were replaced before its end, and cannot "
         "continue with others; send the request again"
@@ -60,27 +60,27 @@ def changed(request_id: str) -> WeightsChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParentRequest:
-    """One prompt of a client's request, and which choices are wanted of it."""
+    """One prompt of a client's request, and the choices that the client wants of it."""
 
     request_id: str
-    """Begins with the id that the client knows; unique among the requests that any worker may still remember."""
+    """Unique among all requests that a worker may still remember. It begins with the id that the client knows."""
     request: GenerateRequest
-    """What is wanted of the first choice."""
+    """The request of the first choice."""
     n: int = 1
     """Choices that the client asked for."""
     routing: RoutingParams = RoutingParams()  # noqa: RUF009  # frozen
     siblings: Siblings = Siblings()  # noqa: RUF009  # frozen
     """Siblings of the first choice: the choices of the same client request."""
     resumptions: int = 0
-    """How often a client has resumed this stream; if ever, decode workers may still have it."""
+    """How often a client has resumed this stream. If it has, decode workers may still have it."""
     ended_choices: frozenset[int] = frozenset()
-    """Choices whose end the client has: nothing is wanted of them."""
+    """Choices whose end the client has received: they are not generated again."""
     is_resumable: bool = False
     """Whether the client can resume it at another router."""
     weights: AnswerWeights = field(default_factory=AnswerWeights, compare=False)
-    """The weights that answer, once a token has come; all prompts of a client's request share them."""
+    """The weights that the answer must have. All prompts of a client's request share this object."""
     trace: TraceContext | None = None
-    """The span that this is part of. None: nobody follows it."""
+    """The span that this is part of. None: it is not traced."""
 
     @property
     def open_choices(self) -> list[int]:
@@ -92,7 +92,7 @@ def until(
 ) -> contextlib.AbstractAsyncContextManager[None]:
     """Raises DeadlineExceeded inside once `deadline_s` (Unix seconds) is reached.
 
-    `had_passed` is said where it was before, and what `passed` returns where it was meanwhile.
+    The message is `had_passed` if the deadline passed before, or what `passed` returns if it passed inside.
     """
     return contextlib.nullcontext() if deadline_s is None else _until(deadline_s, had_passed, passed)
 
@@ -112,7 +112,7 @@ async def _until(deadline_s: float, had_passed: str, passed: Callable[[], str]) 
 
 
 Take = Callable[[int, TokenDelta], bool]
-"""Takes a delta of a choice at once, or returns False."""
+"""Takes (choice, delta) and returns True, or does nothing and returns False."""
 
 
 def take_none(choice: int, delta: TokenDelta) -> bool:
@@ -120,28 +120,28 @@ def take_none(choice: int, delta: TokenDelta) -> bool:
 
 
 CLOCK_BITS = 52
-"""Bits for the clock: microseconds since 1970 fit in until 2112."""
+"""Low bits of an attempt number, for the clock: they hold microseconds since 1970 until 2112."""
 MOST_RESUMPTIONS = (1 << 12) - 1
 """Limit on the resumptions of a stream: the bits that the clock leaves of 64."""
 
 
 def first_attempt(resumptions: int) -> int:
-    """Returns the least number of a stream that was resumed so often.
+    """Returns the lowest attempt number of a stream that was resumed so often.
 
-    A router that does not know that its client has gone to another one stays behind, whatever its clock says.
+    It is higher than every number of a router that still serves the stream as it was before, whatever their clocks.
     """
     return resumptions << CLOCK_BITS
 
 
 class Attempts:
-    """Numbers follow the wall clock: a late Close or token of an earlier request with the same id is recognised."""
+    """Numbers attempts by the wall clock: late messages of an earlier request with the same id are recognised."""
 
     def __init__(self, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self._clock_ns = clock_ns
         self._latest = -1
 
     def next(self, at_least: int = 0) -> int:
-        """Returns the next number. `at_least` is `first_attempt`, or one more than an attempt that was found."""
+        """Returns the next number. `at_least` is `first_attempt`, or one more than a recovered attempt."""
         begin = first_attempt(at_least >> CLOCK_BITS)
         self._latest = max(self._latest + 1, self._clock_ns() // 1000, at_least - begin)
         return begin + self._latest

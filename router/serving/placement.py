@@ -1,4 +1,4 @@
-"""Finds a decode worker that takes a request: admits, chooses and opens until one does."""
+"""Finds a decode worker for a request: repeats admission, routing and Open until one takes it."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from twostroke.tracing.span import OpenSpan, Value
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 0.5
-"""Longest wait for a change: a worker that could not be reached may be back without the fleet having noticed."""
+"""Seconds after which workers are tried again: one may be back although the fleet has not noticed a change."""
 
 
 class Placer:
-    """Shared by all requests."""
+    """Places the requests of a router. All requests share it, its selector and its admission queue."""
 
     def __init__(
         self, config: RouterConfig, fleet: Fleet, routing: RoutingState, links: LinkPool, metrics: RouterMetrics
@@ -82,16 +82,16 @@ class Placer:
         at: WorkerId | None = None,
         avoided: WorkerId | None = None,
     ) -> TokenStream:
-        """Returns once a worker has the request.
+        """Returns the request's token stream once a worker has taken it.
 
-        Every worker asked counts as an attempt and gets its own number, not below that of `attempt`. `is_urgent`: it
-        had its turn and lost its worker, so it is neither queued nor refused; it waits for a worker. `at`: that worker
-        has its pages, and computes the rest, if it takes it. `avoided` is asked last. A request with a token goes to
-        workers with its parent's weights alone, and waits for none where new requests go to others.
+        Every Open is an attempt with a number of its own, not below that of `attempt`. `is_urgent`: the request was
+        admitted before and has lost its worker, so it is neither queued nor refused, and waits for a worker. `at` is a
+        worker that has its pages, and is tried first; `avoided` is tried last. A request with a token goes only to
+        workers with its parent's weights.
 
-        Raises Overloaded where every worker that could be asked is full or would be too late, Draining where all of
-        them are leaving, PeerLost where none came in time, WeightsChanged where no worker has its weights any more,
-        and what a worker says about it. The queue's `first_token` and `left` have to be called for what was placed.
+        Raises Overloaded if all workers are full or would be too late, Draining if all of them drain, PeerLost if none
+        took it in time, WeightsChanged if no worker has its weights any more, and a worker's own refusal. After
+        placing, call `first_token` and `left` of the queue for it.
         """
         is_urgent |= not self._are_routed(parent)
         queued = _queued(attempt, parent, is_urgent=is_urgent)
@@ -114,10 +114,10 @@ class Placer:
             asked_s = time.monotonic()
             placement = await self.queue.admit(queued, workers)
             queued_s = time.monotonic() - asked_s
-            give_up_s += queued_s  # a queued request has workers
+            give_up_s += queued_s  # time in the queue is no time without a worker
             if placement is None:
                 continue
-            workers = self._workers(self.takers(parent))  # one may have left between the verdict and this task
+            workers = self._workers(self.takers(parent))  # one may have left after the decision
             if not workers.can_serve(placement.decision):
                 queued = dataclasses.replace(queued, is_urgent=True)
                 self.queue.left(attempt.request_id)
@@ -134,7 +134,7 @@ class Placer:
 
     @contextlib.contextmanager
     def migration_target(self, attempt: Attempt, parent: ParentRequest, others: Sequence[Worker]) -> Iterator[Worker]:
-        """Gives the worker at which an open request would best continue. Inside, its room there is reserved."""
+        """Yields the worker at which an open request would best continue. Its load there is reserved meanwhile."""
         moving = dataclasses.replace(attempt, request_id=RequestId(f"{attempt.request_id} moves"))
         queued = _queued(moving, parent)
         workers = dataclasses.replace(self._workers(others), prefill=())
@@ -145,7 +145,7 @@ class Placer:
             self._reservations.end(queued.request_id)
 
     def takers(self, parent: ParentRequest) -> list[Worker]:
-        """Returns the decode workers that take a request: those that serve, or that have the weights it began with."""
+        """Returns the decode workers that may take a request. Once it has a token, these are those with its weights."""
         weights, own = parent.weights, parent.request.own_weights
         if not weights.are_fixed:
             return self._fleet.serving(Role.DECODE)
@@ -153,13 +153,13 @@ class Placer:
         return [worker for worker in taking if weights.admit(worker.fingerprint, own)]
 
     def _are_routed(self, parent: ParentRequest) -> bool:
-        """Returns whether workers that new requests go to may compute it, by what is known of them."""
+        """Returns whether the workers that get new requests may compute this one. True while none is known."""
         routed = self._fleet.fingerprint
         weights = parent.weights
         return not weights.are_fixed or routed is None or weights.admit(routed, parent.request.own_weights)
 
     def _refuse_if_changed(self, parent: ParentRequest) -> None:
-        """Raises WeightsChanged where no worker that is there, or is to come, has the weights of a request."""
+        """Raises WeightsChanged if no worker has the weights of a request, or may soon have them."""
         if self._are_routed(parent):
             return
         for worker in self._fleet.decode_workers():
@@ -186,7 +186,7 @@ class Placer:
     async def _open(
         self, attempt: Attempt, placement: Placement, workers: Workers, stats: RequestStats
     ) -> TokenStream | ServeError:
-        """Returns the error where another worker may take the request."""
+        """Opens the attempt at its worker. Returns the error if another worker may take it, and raises other errors."""
         decision = placement.decision
         self._note(attempt, decision)
         reach(Point.ROUTER_PLACED)
@@ -237,7 +237,7 @@ class Placer:
         return stream
 
     def _workers(self, decode: Sequence[Worker] | None = None) -> Workers:
-        """Returns the workers that serve; of decode workers only the given ones, which all have the same weights."""
+        """Returns the workers to choose from. The given decode workers have equal weights; None: those that serve."""
         prefill = self._fleet.serving(Role.PREFILL)
         if decode and decode[0].fingerprint != self._fleet.fingerprint:
             taking = self._fleet.taking_begun(Role.PREFILL)
@@ -261,7 +261,7 @@ class Placer:
 
 
 def source_forecast(decision: Decision) -> worker_pb2.SourceForecast | None:
-    """Returns when the page source will have the blocks, if it was foreseen."""
+    """Returns the forecast of when the page source will have the blocks. None: no source, or no forecast."""
     forecast = decision.forecast
     if decision.source is None or not forecast.cached_blocks + forecast.computed_tokens:
         return None
@@ -286,14 +286,14 @@ def _queued(attempt: Attempt, parent: ParentRequest, *, is_urgent: bool = False)
 
 
 def explain(span: OpenSpan, policy: str, decision: Decision) -> None:
-    """Keeps with the span what was decided, and what else could have been, for those who read the trace."""
+    """Adds the decision and its alternatives to the span, for readers of the trace."""
     span.explain(functools.partial(described, policy, decision))
     for other in decision.others:
         span.late_event("candidate", functools.partial(priced, other))
 
 
 def described(policy: str, decision: Decision) -> dict[str, Value]:
-    """Returns a decision and all that led to it, as attributes of a span."""
+    """Returns a decision, its forecast and its price, as attributes of a span."""
     parts = {f"forecast.{name}": value for name, value in dataclasses.asdict(decision.forecast).items()}
     if decision.why is not None:
         parts |= {f"price.{name}": value for name, value in dataclasses.asdict(decision.why).items()}
@@ -325,5 +325,5 @@ def priced(candidate: Candidate) -> dict[str, Value]:
 
 
 def may_go_elsewhere(error: ServeError) -> bool:
-    """Returns whether the error is about the worker or the way to it, so that another worker may take the request."""
+    """Returns whether another worker may take the request: the error is about the worker or the connection to it."""
     return error.retryable or isinstance(error, StaleEpoch | FingerprintMismatch)

@@ -1,4 +1,4 @@
-"""Hashes the blocks of prompts. A prefix that a tenant repeats is hashed only once."""
+"""Hashes the blocks of prompts. It hashes a prefix only once for each tenant, while its hashes are cached."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from twostroke.kv_cache.block import HASH_BYTES, extend_packed_hashes, packed_to
 from twostroke.request import GenerateRequest
 
 SPAN_BLOCKS = 64
-"""Blocks whose hashes are kept together: those of a shorter rest are computed anew."""
+"""Blocks of a span, whose hashes are cached together. Hashes of a shorter rest are computed each time."""
 HASHED_BLOCKS = 512
-"""Blocks that are hashed in one turn of the event loop, which takes less than a millisecond."""
+"""Blocks that are hashed in one iteration of the event loop, in less than a millisecond."""
 
 
 class PromptHasher:
-    """Keeps hashes by spans of tokens.
+    """Caches hashes by spans of tokens.
 
-    The key of a span covers the salt and every token up to its end. So a hash is found again only by prompts whose
-    blocks have that very hash, and nobody learns from the time it takes what another tenant's prompts begin with.
+    The key of a span covers the salt and every token up to its end, so it finds only the hashes of its own blocks.
+    The cache is separate for each tenant: timing tells nobody how prompts of another tenant begin.
     """
 
     def __init__(self, most_bytes: int, metrics: RouterMetrics) -> None:
-        """`most_bytes`: bytes of hashes that are kept; 0: none."""
+        """`most_bytes` bounds the cache; 0: nothing is cached."""
         self._known = TenantCache(most_bytes)
         self._keeps = most_bytes > 0
         self._secret = secrets.token_bytes(32)
@@ -35,7 +35,7 @@ class PromptHasher:
         )
 
     async def hashes(self, request: GenerateRequest, block_size: int) -> tuple[BlockHash, ...]:
-        """Returns the hashes of all full blocks of the prompt. Other requests are served between its parts."""
+        """Returns the hashes of all full blocks of the prompt. Yields to other tasks from time to time."""
         packed = memoryview(packed_tokens(request.prompt))
         span_bytes = 4 * block_size * SPAN_BLOCKS
         spans = len(packed) // span_bytes if self._keeps else 0
@@ -62,7 +62,7 @@ class PromptHasher:
     async def _rest(
         self, hashes: list[BlockHash], packed: memoryview, request: GenerateRequest, block_size: int
     ) -> None:
-        """Appends the hashes of the blocks after those of `hashes`."""
+        """Appends the hashes of the full blocks after those in `hashes`."""
         block_bytes = 4 * block_size
         end = len(packed) - len(packed) % block_bytes
         for start in range(len(hashes) * block_bytes, end, HASHED_BLOCKS * block_bytes):
@@ -72,6 +72,6 @@ class PromptHasher:
             extend_packed_hashes(hashes, part, block_size, request.salt, request.public_blocks)
 
     def _root(self, request: GenerateRequest, block_size: int) -> bytes:
-        """Returns the key before the first span: of all that its hashes depend on besides tokens."""
+        """Returns the key of the empty prefix. It covers all that hashes depend on besides tokens."""
         content = b"%d %d " % (block_size, request.public_blocks) + request.salt
         return hashlib.blake2b(content, digest_size=HASH_BYTES, key=self._secret).digest()

@@ -1,4 +1,4 @@
-"""What decode workers still have of a stream whose router is gone, for the router at which its client resumes it."""
+"""Finds what decode workers still have of a stream, for the router at which its client resumes it."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The latest attempt at one choice that a worker has."""
+    """The latest attempt of one choice that any worker has."""
 
     link: WorkerLink
     attempt: int
     tokens: tuple[SampledToken, ...]
     """The whole output so far."""
     finish: FinishReason | None
-    """None while it continues."""
+    """Why the attempt ended. None: it continues."""
     cached_tokens: int
     most_tokens: int
-    """Tokens that the output may have."""
+    """Most tokens of the output."""
     prompt_logprobs: PromptLogprobs | None = None
-    """Logprobs of the prompt, where they are wanted and there are tokens."""
+    """Logprobs of the prompt, if the client wants them and there are tokens."""
 
 
 async def recover(links: Iterable[WorkerLink], parent: ParentRequest) -> dict[int, Recovered]:
-    """Returns, by choice, the latest attempt that any worker has; a worker that does not answer in time has none.
+    """Returns the latest attempt of each choice that any worker has. Workers that do not answer in time are left out.
 
-    Raises InvalidRequest where a worker has it with another prompt or other sampling, and WeightsChanged where it was
-    begun with other weights than the request's name leads to now.
+    Raises InvalidRequest if a worker has the stream with another prompt or other sampling, and WeightsChanged if it has
+    other weights than the request's model name stands for now.
     """
     asked = list(links)
     answers = await asyncio.gather(*(_find(link, parent.request_id) for link in asked))
@@ -52,7 +52,7 @@ async def recover(links: Iterable[WorkerLink], parent: ParentRequest) -> dict[in
                 continue
             one = _read(link, message, parent, choice)
             if one.tokens and one.prompt_logprobs is None and parent.request.scores_prompt:
-                continue  # they went to a router that is gone: computed again, the answer is the same
+                continue  # prompt_logprobs went to the lost router: both are computed again, with the same result
             if choice not in recovered or _progress(one) > _progress(recovered[choice]):
                 recovered[choice] = one
     return recovered
@@ -86,12 +86,12 @@ def _read(link: WorkerLink, message: worker_pb2.RequestSnapshot, parent: ParentR
 
 
 def _is_same(found: SamplingParams, wanted: SamplingParams) -> bool:
-    """Compares all but the length: where the client named none, it is what had room when the stream began."""
+    """Compares all but `max_tokens`: if the client gave none, its value depends on when the stream began."""
     return _comparable(found, wanted.max_tokens) == _comparable(wanted, wanted.max_tokens)
 
 
 def _comparable(sampling: SamplingParams, max_tokens: int) -> SamplingParams:
-    """Sorts the bias: Protobuf's maps have no order."""
+    """Returns the sampling with this length, and with a sorted bias, since maps in Protobuf have no order."""
     return dataclasses.replace(sampling, max_tokens=max_tokens, logit_bias=tuple(sorted(sampling.logit_bias)))
 
 

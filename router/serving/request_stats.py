@@ -1,4 +1,4 @@
-"""What a request was predicted and what it got: reuse, time to the first token, gaps between tokens. Pure."""
+"""Compares the prediction for a choice with its outcome: reused blocks, time to first token, gaps between tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from twostroke.observability.request_log import AnswerRecord, blocks_of
 
 @dataclass(slots=True, kw_only=True)
 class RequestStats:
-    """Counts for one choice of a request."""
+    """Prediction, outcome and instants of one choice. It reads no clock but through `lifetime`."""
 
     request_id: RequestId
     parent: ParentRequest
@@ -27,10 +27,10 @@ class RequestStats:
     lifetime: Lifetime = field(default_factory=Lifetime)
     attempts: int = 0
     cached_tokens: int = 0
-    """Prompt tokens that the first attempt with a token did not compute: later ones find what earlier ones did."""
+    """Prompt tokens that the first attempt with a token found cached. Later ones would also find what it computed."""
     tokens: int = 0
     proposals: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Drafted and kept tokens by drafter, of the attempt that ended the answer."""
+    """Drafted and accepted tokens by drafter, of the attempt that ended the answer."""
     _decision: Decision | None = None
     _decided_at_s: float = 0.0
     _first: Decision | None = None
@@ -45,9 +45,9 @@ class RequestStats:
         self.lifetime.mark(Instant.RECEIVED)
 
     def placed(self, decision: Decision | None, decided_at_s: float) -> None:
-        """Notes the decision that the following tokens result from. None: another router took it.
+        """Notes the decision of the attempt that brings the next tokens. None: another router made it.
 
-        `decided_at_s` is by the clock that `arrived` is given.
+        `decided_at_s` and the `now_s` of `arrived` are of one clock.
         """
         self.attempts += 1
         self._decision, self._decided_at_s = decision, decided_at_s
@@ -60,7 +60,7 @@ class RequestStats:
                 self._longest_gap_s = now_s - self._latest_token_s
             self._latest_token_s = now_s
             self.tokens += tokens
-        # The last message of the first attempt may know more than its first.
+        # Later messages of that attempt may report more cached tokens than its first one.
         if cached_tokens > self.cached_tokens and self.attempts == self._first_attempt:
             self.cached_tokens = cached_tokens
 
@@ -73,16 +73,16 @@ class RequestStats:
 
     @property
     def worker_id(self) -> WorkerId | None:
-        """The decode worker that was chosen last."""
+        """The decode worker of the latest decision."""
         return None if self._decision is None else self._decision.decode
 
     @property
     def comparison(self) -> Comparison | None:
-        """Compares prediction and outcome; None before the first token, and where another router had decided."""
+        """The prediction and the outcome. None before the first token, or if another router made the decision."""
         if self._first is None:
             return None
         forecast = self._first.forecast
-        # Only the prompt's blocks count, as at the worker: after a failure, blocks of the output are looked for, too.
+        # Only the prompt's blocks count, as at the worker: a later attempt's forecast includes blocks of the output.
         predicted = min(forecast.cached_blocks, len(self.block_hashes))
         reused = self.cached_tokens // self.block_size
         return Comparison(predicted, reused, forecast.first_token_s, self._actual_s)
@@ -94,7 +94,7 @@ class RequestStats:
         return (self._latest_token_s - self._first_token_s) / gaps if gaps > 0 else None
 
     def record(self, outcome: str) -> AnswerRecord:
-        """Returns the line of the request log, once the choice has ended."""
+        """Returns the record for the request log. Call it when the choice has ended."""
         last, compared = self._decision, self.comparison
         instants = self.lifetime.as_dict()
         return AnswerRecord(
