@@ -1,4 +1,4 @@
-"""Narrows a large fleet down to the workers that one request could be best off with, in time that hardly grows with it.
+"""Narrows a large fleet down to the workers that may be best for one request, in time that hardly grows with the fleet.
 
 The candidates are workers that hold the request's prefix, the least loaded ones, and a few drawn at random. The random
 ones reveal a worker that reports too much load. In a small fleet all workers are candidates.
@@ -21,9 +21,9 @@ from twostroke.rpc.v1.control_pb2 import Load
 WHOLE = 24
 """Number of workers of a role up to which all of them are candidates."""
 HOLDERS = 4
-"""Holders of the prefix that are candidates, by the time until the prompt would be computed there."""
+"""Candidates that hold the prefix and would have computed the prompt soonest."""
 DEEPEST = 2
-"""Holders that are candidates because they hold the most, even when they are busy: others can fetch from them."""
+"""Candidates that hold the longest prefix, even when they are busy: others can fetch from them."""
 COMPARED_HOLDERS = 32
 """Holders that are compared, those with the most blocks first. All workers may hold a system prompt."""
 LEAST_LOADED = 4
@@ -31,26 +31,26 @@ LEAST_LOADED = 4
 DRAWN = 2
 """Number of candidates that are drawn at random."""
 MOST_LOOKS = 48
-"""Workers looked at to find the least loaded ones."""
+"""Most workers that are compared to find the least loaded ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What one request needs, and how loaded it finds a worker."""
+    """One request's tokens, the blocks of it that workers hold, and the queue before it at each worker."""
 
     tokens: int
     """Known tokens."""
     block_size: int
     held: dict[WorkerId, tuple[int, ...]]
-    """Leading blocks that each worker holds or is about to hold, down to each tier, the fewest first; workers with none
-    are left out."""
+    """Leading blocks that each worker holds or is about to hold, in total down to each tier. Workers with fewer come
+    first, those with none are left out."""
     queue_s: Callable[[Worker], float]
     """Predicted seconds until the worker has computed what goes before this request."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadKind:
-    """One way to compare loads; `now` is not less than `reported`, save for what time has taken from both."""
+    """One way to compare loads. `now` is at least `reported`, apart from work that was done since the report."""
 
     reported: Callable[[Worker], WorkerLoad]
     now: Callable[[Worker, Need, Reservations], WorkerLoad]
@@ -60,7 +60,7 @@ BY_QUEUE = LoadKind(
     lambda worker: (worker.computes_until_s, -worker.load.pages_free),
     lambda worker, need, _: (need.queue_s(worker), -worker.load.pages_free),
 )
-"""Workers that would begin a prompt soonest. Of idle ones, those with most free pages, which need not evict."""
+"""Prefers workers that would begin a prompt soonest, and of idle ones those with most free pages."""
 BY_STREAMS = LoadKind(
     lambda worker: (worker.load.waiting, worker.load.running, worker.load.pages_active),
     lambda worker, _, reservations: (
@@ -69,11 +69,11 @@ BY_STREAMS = LoadKind(
         worker.load.pages_active,
     ),
 )
-"""Workers whose steps are shortest."""
+"""Prefers workers whose steps are shortest."""
 
 
 class Candidates:
-    """Follows the reports of one role's workers."""
+    """Finds the candidates among the workers of one role, and follows their reports."""
 
     def __init__(self, kinds: Sequence[LoadKind], reservations: Reservations, seed: int | None) -> None:
         self._draws = random.Random(seed)
@@ -93,7 +93,7 @@ class Candidates:
 
     @property
     def utilisation(self) -> float:
-        """The mean of all workers that were given to `among` last, as reported."""
+        """Mean reported utilisation of all workers that `among` was last called with."""
         return sum(self._utilisation.values()) / max(1, len(self._utilisation))
 
     def _follow(self, workers: Sequence[Worker]) -> None:
@@ -138,7 +138,7 @@ class Candidates:
 
 
 WorkerLoad = tuple[float, ...]
-"""Loads are compared part by part."""
+"""A worker's load. Loads are compared element by element."""
 
 
 class LoadOrder:
@@ -150,7 +150,7 @@ class LoadOrder:
     """
 
     def __init__(self, reported: Callable[[Worker], WorkerLoad]) -> None:
-        """What `reported` returns changes only with a worker's reports."""
+        """`reported` returns the load in a worker's report. It is called once for each report."""
         self._reported = reported
         self._sorted: list[tuple[WorkerLoad, WorkerId]] = []
         self._loads: dict[WorkerId, WorkerLoad] = {}
@@ -174,7 +174,7 @@ class LoadOrder:
         load_now: Callable[[Worker], WorkerLoad],
         most_looks: int,
     ) -> list[WorkerId]:
-        """Returns the `count` least loaded of `workers`, or nearly those where `most_looks` are not enough."""
+        """Returns the `count` least loaded of `workers`. It looks at `most_looks` at most, so it may miss some."""
         found: list[tuple[WorkerLoad, WorkerId]] = []
         unchanged = 0
         for _, worker_id in self._sorted:

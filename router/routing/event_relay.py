@@ -1,4 +1,4 @@
-"""Passes the workers' event logs on to subscribers of the router: a snapshot per worker, then batch by batch."""
+"""Passes the KV events of workers on to subscribers of the router: a snapshot of each worker, then its batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from twostroke.rpc.events import batch_to_message
 from twostroke.rpc.v1.control_pb2 import KvEventBatch, SubscribeKvEventsRequest
 
 MAX_BEHIND = 4096
-"""Batches kept for one slow subscriber; a subscriber that is further behind starts again from snapshots."""
+"""Most batches that wait for a slow subscriber. When there are more, it starts again from snapshots."""
 
 
 class EventRelay:
@@ -24,12 +24,12 @@ class EventRelay:
         self._readers: set[_Reader] = set()
 
     def publish(self, message: KvEventBatch) -> None:
-        """Passes on a batch, or a part of one, that the index has just applied."""
+        """Passes on a batch, or a part of one. The index must have applied it."""
         for reader in self._readers:
             reader.offer(message, self._index.workers)
 
     def left(self, worker: WorkerId) -> None:
-        """Called before the index forgets a worker: from now on subscribers hear that it holds nothing."""
+        """Publishes that a worker holds no blocks. Call it before the index forgets the worker."""
         epoch = self._index.epoch_of(worker)
         if epoch is not None:
             empty = EventBatch(
@@ -55,20 +55,21 @@ class EventRelay:
 
 
 class _Reader:
-    """What one subscriber has not been sent yet."""
+    """The batches and snapshots that one subscriber has still to get."""
 
     def __init__(self, only: WorkerId | None) -> None:
         self._only = only
         self._batches: deque[KvEventBatch] = deque()
         self._restarts: list[WorkerId] = []
-        """Workers for which the reader gets a snapshot next."""
+        """Workers whose snapshots the subscriber gets next."""
         self._parts: Generator[KvEventBatch] | None = None
         """The rest of a snapshot that is being sent."""
         self._incomplete: set[WorkerId] = set()
-        """Workers for which the reader gets a snapshot once the index has all of a batch, or is right again."""
+        """Workers whose snapshots have to wait for the end of their next batch: the index is not complete before."""
         self._changed = asyncio.Event()
 
     def start_again(self, workers: list[WorkerId]) -> None:
+        """Drops what waits, and has the snapshots of these workers sent next."""
         self.close()
         self._batches.clear()
         self._incomplete.clear()
@@ -76,7 +77,7 @@ class _Reader:
         self._changed.set()
 
     def close(self) -> None:
-        """Gives up a snapshot that is being sent."""
+        """Stops a snapshot that is being sent."""
         if self._parts is not None:
             self._parts.close()
             self._parts = None

@@ -1,4 +1,4 @@
-"""Predicts what will happen to a request with one candidate, in seconds, without pricing anything. Pure.
+"""Predicts the seconds that a request would take with one candidate. It neither prices them nor reads a clock.
 
 A candidate has three parts: a decode worker, the worker that computes the prompt (a prefill worker or the decode worker
 itself), and a peer. The computing worker fetches from the peer the prefix that it lacks. Every policy's choice is
@@ -23,10 +23,10 @@ from twostroke.scheduler.cost import Budget, Queued, StepCost
 UNKNOWN_COST = StepCost(step_s=0.03, stream_s=3e-4, prompt_token_s=1e-3)
 """Cost while no worker has run a step: that of a small model on a small CPU."""
 UNKNOWN_LINK = LinkRate(latency_s=0.005, bytes_per_s=math.inf)
-"""Rate while no worker has pulled from another. One pull measures a link that is taken to be fast. One that is taken to
-be slow may never be tried, and so stays slow in the router's eyes. Measured latencies of 0 are unknown."""
+"""Rate while no worker has pulled from another. It is optimistic, so that the link is used and thereby measured: a link
+that is assumed to be slow may never be. A measured latency of 0 means unknown."""
 MANY_LINKS = 256
-"""Links whose mean stands for that of all: a large fleet has hundreds of thousands."""
+"""Measured links that are looked at to estimate others: a large fleet has hundreds of thousands."""
 UNKNOWN_STEP_TOKENS = 512
 UNKNOWN_STEP_TARGET_S = 1.0
 UNKNOWN_OUTPUT_TOKENS = 256
@@ -44,7 +44,7 @@ class PullEnd(Protocol):
 
     @property
     def conversion_page_s(self) -> float:
-        """Measured seconds of converting one page there; 0 where none is."""
+        """Measured seconds to convert one page there; 0 while unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Computing:
     fetched_blocks: int
     peer: PrefixHolder | None
     loaded_blocks: int
-    """Blocks that it has or loads from its own lower tiers."""
+    """Leading blocks that it has on the device or loads from its own lower tiers."""
 
     @property
     def wait_s(self) -> float:
@@ -82,24 +82,24 @@ class Forecaster:
         self._snapshot = snapshot
         self._admissions_s: dict[tuple[WorkerId, int], float] = {}
         self._tails_s: dict[tuple[WorkerId, bool], float] = {}
-        """A decode worker is forecast with every page source, and these do not depend on it."""
+        """Cached, like `_admissions_s`: a decode worker is forecast with each page source, and its tail is the same."""
 
     @functools.cached_property
     def _cost(self) -> StepCost:
-        """What a worker's steps cost that has not run any: the others' mean."""
+        """Assumed step cost of workers that have not run a step: the mean of the others."""
         return _mean_cost([view.cost for view in (*self._snapshot.prefill, *self._snapshot.decode)])
 
     @functools.cached_property
     def _link(self) -> LinkRate:
-        """The rate between workers that have not pulled from one another."""
+        """Assumed rate between workers that have not pulled from one another."""
         return _unmeasured_link((*self._snapshot.prefill, *self._snapshot.decode))
 
     def at_source(self, source: WorkerView, peer: PrefixHolder | None = None) -> Computing:
-        """Forecasts that `source` computes all full blocks that it cannot get."""
+        """Forecasts a page source that computes the full blocks which it neither has nor fetches."""
         return self._computing(source, peer, self._snapshot.full_blocks * self._snapshot.block_size, 0)
 
     def at_decode(self, decode: WorkerView, peer: PrefixHolder | None = None) -> Computing:
-        """Forecasts that the decode worker computes the whole prompt while its streams run."""
+        """Forecasts a decode worker that computes the whole prompt while its streams run."""
         return self._computing(decode, peer, self._snapshot.known_tokens, decode.running)
 
     def forecast(self, decode: WorkerView, computing: Computing, source: WorkerView | None) -> Forecast:
@@ -131,8 +131,8 @@ class Forecaster:
     def admission_s(self, decode: WorkerView, pages: int) -> float:
         """Returns the seconds until a slot and pages are free for this request and those that wait before it.
 
-        A worker compiles what an answer must match before it lets the request wait. Running sequences are expected to
-        return theirs evenly over the time of an output.
+        It includes the seconds to compile the request's output constraint, which come first. Running sequences are
+        assumed to free slots and pages evenly over the time of an output.
         """
         known_s = self._admissions_s.get((decode.worker, pages))
         if known_s is not None:
@@ -177,7 +177,7 @@ class Forecaster:
         return (self._snapshot.output_tokens or UNKNOWN_OUTPUT_TOKENS) / decode.step_tokens_each
 
     def _computing(self, worker: WorkerView, peer: PrefixHolder | None, tokens: int, streams: int) -> Computing:
-        """Forecasts `tokens` of the prompt beside `streams` that share its steps, from the tier that ends soonest."""
+        """Forecasts the computation of `tokens` while `streams` share the steps. Loads from tiers if that is faster."""
         size = self._snapshot.block_size
         best: Computing | None = None
         peer_s = 0.0 if peer is None else peer.view.loaded_in_s(peer.blocks)
@@ -212,7 +212,7 @@ class Forecaster:
         return waits_s + peer.view.loaded_in_s(peer.blocks) + carried_s
 
     def _link_from(self, source: WorkerView, target: WorkerView) -> LinkRate:
-        """Returns the measured rate; an unknown one is taken to be like the fastest of the others."""
+        """Returns the measured rate, or what `_link` assumes for an unknown one."""
         link = target.links.get(source.worker, self._link)
         return link if link.latency_s else LinkRate(self._link.latency_s, link.bytes_per_s)
 
@@ -221,16 +221,16 @@ class Forecaster:
         return max(0, self._snapshot.full_blocks - max(own, decode.page_blocks or 0))
 
     def _usable_depths(self, worker: WorkerView) -> Sequence[int]:
-        """Returns the depths of its tiers from which the worker loads what it lacks on the device."""
+        """Returns the leading blocks that the worker has after loading from each tier that is worth it."""
         if len(worker.depths) == 1:
             return worker.depths
         begin = worker.depths[0]
         return [depth for depth in worker.depths if self._pays(worker, begin, depth, worker.loaded_in_s(depth))]
 
     def _pays(self, worker: WorkerView, begin: int, end: int, load_s: float) -> bool:
-        """Returns whether loading blocks takes less time than computing them at `worker`: others no worker loads.
+        """Returns whether loading the blocks from `begin` to `end` is faster than computing them. Else workers compute.
 
-        That holds although loads overlap with waiting: they hold pages meanwhile, and delay later loads.
+        The comparison leaves out that loads overlap with waiting: they hold pages meanwhile, and delay later loads.
         """
         if not load_s:
             return True
@@ -238,11 +238,10 @@ class Forecaster:
         return load_s < self.cost(worker).of_prompt((end - begin) * size, begin * size, step_tokens)
 
     def _transfer(self, decode: WorkerView, source: WorkerView, computing: Computing) -> tuple[int, float]:
-        """Returns how many blocks are not pulled, and the exposed seconds of pulling the others beside those that are
-        loaded.
+        """Returns how many leading blocks the decode worker has or loads, and the exposed seconds of pulling the rest.
 
-        Pages of a chunk travel while the next one computes. So the last chunk's pages are exposed, and what both wires
-        and the reader of a tier cannot carry until then.
+        Pages of a chunk travel while the next one is computed. Exposed are the pages of the last chunk, and what the
+        network and the tiers cannot carry until then.
         """
         own = self._usable_depths(decode)[-1]
         missing = self._pulled_blocks(decode, own) + self._snapshot.end_pages
@@ -257,7 +256,7 @@ class Forecaster:
     def _decode_queue_s(self, decode: WorkerView, arrives_s: float) -> float:
         """Returns the seconds for which the end of a pulled prompt waits for the ends of others, after its pages came.
 
-        Ends of less than a block run before all longer prompts, so no request delays it by more than that.
+        Ends of less than a block run before all longer prompts, so each request delays it by less than a block.
         """
         ends_s = self.cost(decode).of_prompt(
             decode.requests * (self._snapshot.block_size - 1), 0, decode.step_tokens or UNKNOWN_STEP_TOKENS
@@ -268,17 +267,17 @@ class Forecaster:
 def still_queued_s(queue_s: float, arrives_s: float) -> float:
     """Returns how much of `queue_s` seconds of work is left, on average, for something that arrives after `arrives_s`.
 
-    Some is done by then, but much of it arrives only in that time. So the worker is taken to be busy still with a
-    chance of queue / (queue + arrival).
+    Some of that work is done by then, and other work has arrived. So the worker is assumed to be busy with a
+    probability of queue_s / (queue_s + arrives_s).
     """
     return queue_s / (1 + arrives_s / queue_s) if queue_s > 0 else 0.0
 
 
 def page_s(source: PullEnd, target: PullEnd, usual_bytes: int, bytes_per_s: float) -> float:
-    """Returns the seconds of one page, which travels and is converted where forms differ. Workers whose page size is
-    unknown have pages of `usual_bytes`.
+    """Returns the seconds to send one page and, if forms differ, to convert it. A target of unknown page size has pages
+    of `usual_bytes`.
 
-    Workers choose for each pull what is cheaper then. The least of both ways is what a pull will take at most, about.
+    Either side can convert. Workers choose the cheaper one for each pull, so the faster of both counts.
     """
     target_bytes = usual_bytes if target.page_bytes is None else target.page_bytes
     if source.kv_form == target.kv_form:
@@ -290,9 +289,9 @@ def page_s(source: PullEnd, target: PullEnd, usual_bytes: int, bytes_per_s: floa
 
 
 def decide(snapshot: Snapshot, decode: WorkerView, source: WorkerView | None) -> Decision:
-    """Returns the decision for one pair, forecast, for policies that know nothing of peers and prices.
+    """Returns the decision for one pair, with its forecast, for policies without peers and prices.
 
-    Where the decode worker lacks nothing, there is no page source.
+    If the decode worker lacks no blocks, there is no page source.
     """
     if not snapshot.lacks_blocks(decode):
         source = None
@@ -321,7 +320,7 @@ def _mean_cost(costs: Iterable[StepCost]) -> StepCost:
 
 
 def _unmeasured_link(views: Iterable[WorkerView]) -> LinkRate:
-    """Returns the others' mean latency, and the rate of the fastest: one slow link says little of those not tried."""
+    """Returns the mean latency of measured links, and the highest rate: one slow link says little about others."""
     links = list(itertools.islice((link for view in views for link in view.links.values()), MANY_LINKS))
     latencies_s = [link.latency_s for link in links if link.latency_s]
     bytes_per_s = max((link.bytes_per_s for link in links), default=UNKNOWN_LINK.bytes_per_s)

@@ -1,8 +1,7 @@
-"""The blocks that one epoch of one worker holds, with their places, and snapshots of them that are made in parts.
+"""The blocks that one epoch of a worker holds, with their places, and snapshots that are read bucket by bucket.
 
-A snapshot is the set as of one moment. It visits the buckets while the set may change: of each block that changes in a
-bucket that it has not reached, it keeps what that was before. So neither a part nor a change takes longer where there
-are more blocks.
+A snapshot is the set at one moment, although the set may change while its buckets are read. When a block changes in a
+bucket that was not read yet, the snapshot keeps the block's former places. So no step reads all blocks at once.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ BUCKETS = 64
 class HeldBlocks:
     def __init__(self) -> None:
         self.buckets: tuple[dict[BlockHash, int], ...] = tuple({} for _ in range(BUCKETS))
-        """Hash to places (`PLACES`), one bit each, by the first bits of the hash. A dict is never less than a third
-        full, a set down to a seventh; and Python keeps these numbers anyway. Whoever changes one calls `keep` before,
-        if there are `readers`."""
+        """Places of each block by hash, one bit for each of `PLACES`, in buckets by the first bits of the hash. A dict
+        takes less memory than sets: it is at least a third full, a set a seventh, and small ints are shared. If there
+        are `readers`, call `keep` before changing a block."""
         self.readers: list[FrozenBlocks] = []
-        """Snapshots that are under way."""
+        """Snapshots that are being read."""
 
     def __bool__(self) -> bool:
         return any(self.buckets)
 
     def keep(self, block_hash: BlockHash, places: int) -> None:
-        """Lets snapshots keep a block as it is (0: not there) before it changes."""
+        """Has snapshots keep the places of a block before it changes. 0: it is not held."""
         for reader in self.readers:
             reader.keep(block_hash, places)
 
@@ -40,7 +39,7 @@ class HeldBlocks:
         return (block_hash for bucket in self.buckets for block_hash, places in bucket.items() if places & here)
 
     def take_out(self, most: int) -> Iterator[tuple[BlockHash, int]]:
-        """Removes blocks one after the other, at most this many, and yields each with its place."""
+        """Removes at most `most` blocks one after the other, and yields each with its places."""
         for bucket in self.buckets:
             while bucket and most > 0:
                 block_hash, places = bucket.popitem()
@@ -50,22 +49,22 @@ class HeldBlocks:
                 yield block_hash, places
 
     def freeze(self, place_numbers: Sequence[int]) -> FrozenBlocks:
-        """Returns the blocks in these places as they are now; removes it from `readers` after use."""
+        """Returns a snapshot of the blocks in these places. The caller removes it from `readers` after use."""
         frozen = FrozenBlocks(self.buckets, place_numbers)
         self.readers.append(frozen)
         return frozen
 
 
 class FrozenBlocks:
-    """The blocks of one worker as of one moment, bucket by bucket."""
+    """A snapshot of one worker's blocks, bucket by bucket."""
 
     def __init__(self, buckets: Sequence[dict[BlockHash, int]], place_numbers: Sequence[int]) -> None:
         self._buckets = buckets
         self._place_numbers = place_numbers
         self._next = 0
-        """The first bucket that was not handed out."""
+        """Index of the first bucket that was not read."""
         self._kept: defaultdict[int, dict[BlockHash, int]] = defaultdict(dict)
-        """Places of blocks that have changed since, as they were, by bucket."""
+        """Former places of blocks that have changed since the snapshot, by bucket."""
 
     def keep(self, block_hash: BlockHash, places: int) -> None:
         bucket = block_hash[0] % BUCKETS
@@ -73,7 +72,7 @@ class FrozenBlocks:
             self._kept[bucket].setdefault(block_hash, places)
 
     def pieces(self) -> Iterator[TierChange]:
-        """Yields all blocks; a bucket is read when its first piece is asked for."""
+        """Yields all blocks, for each bucket one change for each place."""
         while self._next < len(self._buckets):
             kept, bucket = self._kept.pop(self._next, None), self._buckets[self._next]
             blocks = bucket | kept if kept is not None else bucket

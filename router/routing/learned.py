@@ -1,4 +1,4 @@
-"""What a router learns from requests for its next decisions. Pure: the clock is passed in."""
+"""Learns from earlier requests for the next decisions. It reads no clock: time is passed in."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from twostroke.grammar.compiler import KEPT_GRAMMARS
 from twostroke.request import GenerateRequest
 
 RESIDUAL_MEMORY = 63
-"""Residuals that count: enough for a steady median, few enough to follow a change within a minute of traffic."""
+"""Latest residuals that count: enough for a steady median, few enough to follow a change within a minute."""
 LEAST_RESIDUALS = 8
-"""Fewer residuals say nothing: the first requests of a fleet meet everything for the first time."""
+"""Residuals below which none is predicted: the first requests of a fleet also wait for all that is done once."""
 RESIDUAL_FRESH_S = 60.0
-"""Older residuals do not count: while a bad minute refuses every request, no request would show a better one."""
+"""Seconds after which a residual does not count: a bad one keeps requests from the placements that would correct it."""
 
 
 class PredictionResidual:
-    """Learns what first tokens take beyond their forecast: rpcs, parsing, waking up.
+    """Learns the seconds that first tokens take beyond their forecast: rpcs, parsing, waking up.
 
-    It is a median: a request that met something odd moves it by one place.
+    It is a median, so one odd request hardly changes it.
     """
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, float]] = deque(maxlen=RESIDUAL_MEMORY)
-        """When each was seen, and its seconds."""
+        """When each residual was observed, and its seconds. The oldest comes first."""
         self._median_s = 0.0
 
     def seconds(self, now_s: float) -> float:
@@ -48,16 +48,16 @@ class PredictionResidual:
 
 
 REMEMBERED_EVICTIONS = 200_000
-"""Evicted hashes that are remembered: hours of a busy worker."""
+"""Most evicted hashes that are remembered: those of hours of a busy worker."""
 HALVING_EVICTIONS = 50_000
-"""Evictions after which older ones count half."""
+"""Evictions after which all counts are halved."""
 
 
 class ReReferenceRate:
-    """Counts how often a block is asked for again after it was evicted: what forgetting one will cost.
+    """Estimates how often an evicted block is requested again, which is the cost of evicting one.
 
-    Where caches are large, hardly anything evicted comes back, and one more copy costs nothing. Where they are small,
-    every copy pushes out what the next request wants.
+    With large caches, evicted blocks are hardly requested again, and one more copy of a block costs nothing. With small
+    caches, every copy evicts what the next request wants.
     """
 
     def __init__(self) -> None:
@@ -93,24 +93,23 @@ class ReReferenceRate:
 
 
 MOST_WORKERS = 1024
-"""Workers with remembered grammars: those that got one last."""
+"""Most workers whose grammars are remembered. They are those that got a grammar last."""
 
 
 class Setups:
-    """Predicts what a worker does before it can begin a request: it loads weights, or compiles a grammar.
+    """Predicts the work before a worker can begin a request: it may load weights, or compile a grammar.
 
-    Each worker keeps the grammars that it used last; so does this, for those that this router has sent there.
+    Like each worker, it remembers the grammars that were used last, of the requests of this router.
     """
 
     def __init__(self) -> None:
         self._by_worker: OrderedDict[tuple[WorkerId, Epoch], OrderedDict[int, None]] = OrderedDict()
-        """Hashes of sources, the least recently used one first."""
+        """Hashes of grammar sources by worker, the least recently used first."""
 
     def seconds(self, worker: Worker, wanted: GenerateRequest, compile_s: float) -> tuple[float, float]:
-        """Returns the seconds until it computes, and until it admits the request, which took `compile_s` to compile
-        here.
+        """Returns the worker's seconds to load the request's weights, and those to compile its grammar.
 
-        A worker that has not measured any load costs nothing.
+        `compile_s` is the time that compiling took here. Loading costs nothing while a worker has not measured it.
         """
         weights, grammar = wanted.weights, wanted.sampling.grammar
         is_loaded = weights is None or weights.digest in worker.load.weights
@@ -119,7 +118,7 @@ class Setups:
         return 0.0 if is_loaded else worker.load.weights_load_s, 0.0 if is_compiled else compile_s
 
     def placed(self, worker: Worker, wanted: GenerateRequest) -> None:
-        """Notes that the request goes to the worker."""
+        """Notes that the request goes to the worker, which then has its grammar."""
         grammar, name = wanted.sampling.grammar, (worker.worker_id, worker.epoch)
         if grammar is None:
             return

@@ -1,8 +1,8 @@
-"""Computes for all workers at once after how many blocks each can continue, by what it holds of the further group.
+"""Computes for all workers at once after how many blocks each can continue, given its pages of the further group.
 
 A worker continues after the deepest block before which it holds all pages and, in the further group, those of the last
-`tail_blocks` blocks. To look at dozens of workers block by block would take too long for every request. So the holders
-of each block are one mask, and the holders of a run of blocks are the "and" of these masks. All blocks are divided into
+`tail_blocks` blocks. Checking dozens of workers block by block would take too long for every request. So the holders of
+each block are one mask, and the holders of a run of blocks are the "and" of these masks. All blocks are divided into
 pieces of `tail_blocks`. A run lies in at most two pieces. Each piece is combined once from both ends (van Herk 1992).
 """
 
@@ -23,9 +23,9 @@ def deepest_of_all(
     """Returns (depth, workers that can continue there), the deepest first. Workers that can continue nowhere are left
     out.
 
-    `pages`: (leading blocks with pages, the workers that hold them). `parts`: the workers that hold the further page of
-    a block. Takes about one look and some operations on masks for each block, and only a few where the last parts are
-    there.
+    `pages` pairs a number of leading blocks with the workers that hold their pages. `parts` returns the workers that
+    hold a block's page of the further group. It takes a few operations on masks for each block, or a few in all if
+    the workers hold the last of these pages.
     """
     reaching = sorted(pages)
     runs = _runs(parts, tail_blocks, reaching[-1][0] if reaching else 0)
@@ -46,11 +46,11 @@ def deepest_of_all(
 
 
 def _runs(parts: Callable[[int], Mask], length: int, blocks: int) -> Callable[[int], Mask]:
-    """Returns who holds the parts of all of the last `length` blocks before a depth, of at most this many blocks."""
+    """Returns a function of a depth: the holders of the further pages of all `length` blocks before it."""
 
     @cache
     def piece(number: int) -> tuple[list[Mask], list[Mask]]:
-        """Returns the holders of the first n blocks of a piece, and of those from the n-th on."""
+        """Returns two lists by n: the holders of a piece's first n blocks, and of its blocks from the n-th on."""
         masks = [parts(block) for block in range(number * length, min((number + 1) * length, blocks))]
         return [*accumulate(masks, and_, initial=-1)], [*accumulate(reversed(masks), and_, initial=-1)][::-1]
 

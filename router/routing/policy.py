@@ -1,7 +1,7 @@
-"""What a routing decision is made of: frozen values, so that the router and the simulator share it.
+"""The inputs and results of a routing decision: frozen values, which router and simulator share.
 
-A policy has no clock, no socket and no log. What changes from call to call (the turn, the draw that breaks ties) comes
-with the snapshot. A policy that goes by its own history remembers what it chose, and nothing else.
+A policy has no clock, no socket and no log. What changes from call to call (the turn, the draw that breaks ties) is in
+the snapshot. A policy may remember its own decisions, and nothing else.
 """
 
 from __future__ import annotations
@@ -21,63 +21,63 @@ NO_LINKS: Mapping[WorkerId, LinkRate] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
-    """One worker as this decision sees it: its own report plus what was placed there since."""
+    """One worker for one decision: its own report plus what was placed there since."""
 
     worker: WorkerId
     queue_s: float = 0.0
-    """Predicted seconds until every prompt token that it has to compute is computed."""
+    """Predicted seconds until it has computed all prompt tokens of earlier requests."""
     queued_tokens: int = 0
     """Tokens that are known but not computed yet."""
     requests: int = 0
-    """Pulls or requests that it has or will have, in whatever stage."""
+    """Pulls or requests that it has or will get, in any stage."""
     running: int = 0
     """Sequences that hold pages."""
     waiting: int = 0
-    """Requests or pulls that hold nothing yet."""
+    """Requests or pulls that hold no pages yet."""
     slots: int = 0
     """Sequences that can hold pages at once; 0 while unknown."""
     slots_taken: float = 0.0
-    """Slots that its requests take, with those placed before this one; more than there are where some have to wait."""
+    """Slots that its requests need, with those placed there before this one. If some wait, more than `slots`."""
     pages_free: int = 0
     pages_cached: int = 0
-    """Pages with blocks that no request uses at the moment: reusable, at the price of forgetting them."""
+    """Pages with blocks that no request uses now. They can be evicted."""
     pages_active: int = 0
     cost: StepCost = UNKNOWN
-    """Cost of its steps, with the tokens that it proposes; zeros while unknown."""
+    """Cost of its steps, proposed tokens included; zeros while unknown."""
     step_tokens_each: float = 1.0
-    """Tokens of each stream that one of its steps makes known, on average."""
+    """Tokens that each stream gets in one of its steps, on average."""
     step_tokens: int = 0
     """Most tokens in one step; 0 while unknown."""
     step_target_s: float = 0.0
-    """Length of its steps in which streams run; 0 while unknown."""
+    """Seconds that its steps should take at most while streams run; 0 while unknown."""
     depths: tuple[int, ...] = (0,)
-    """How many of this request's first blocks it holds or is about to hold, down to each tier: on the device; there or
+    """Leading blocks of this request that it holds or is about to hold, in total for each tier: on the device; there or
     in host memory; there, in host memory or on disk."""
     resident: tuple[int, ...] = (0,)
-    """How many of those are there already, down to each tier: what others can fetch from it."""
+    """Leading blocks that it already holds, in total down to each tier. Others can fetch these from it."""
     page_blocks: int | None = None
-    """How many of this request's first blocks have pages there in the first group, whatever others lack; None where
-    there is one group."""
+    """Leading blocks of this request with pages in its first page group, even if further pages are missing. None: one
+    group."""
     tier_page_s: tuple[float, ...] = (0.0,)
-    """Measured seconds to bring one page up from each of those tiers; 0 for the device."""
+    """Measured seconds to load one page to the device from each tier; 0 for the device."""
     kv_form: KvForm = UNKNOWN_FORM
     """The form of its pages."""
     page_bytes: int | None = None
-    """Bytes of one of its pages; None: the snapshot's."""
+    """Bytes of one of its pages. None: the snapshot's `page_bytes`."""
     conversion_page_s: float = 0.0
     """Measured seconds to convert one page there, between the forms of prefill and decode workers."""
     links: Mapping[WorkerId, LinkRate] = field(default_factory=lambda: NO_LINKS)
-    """Rates of its pulls, by worker."""
+    """Rates of its pulls, by the worker it pulls from."""
     fetch_wait_s: float = 0.0
-    """Seconds until the pages that it pulls for earlier requests have come, if its wire never rests."""
+    """Seconds until it has pulled the pages of earlier requests, if it pulls without a pause."""
     serve_wait_s: float = 0.0
-    """Seconds until the pages that others pull from it have gone."""
+    """Seconds until others have pulled the pages that they need from it."""
     load_wait_s: float = 0.0
-    """Seconds until the blocks that it loads from lower tiers for earlier requests have come."""
+    """Seconds until it has loaded the blocks of earlier requests from lower tiers."""
     utilisation: float = 0.0
     """Share of the last minute that it spent on prompt tokens."""
     compile_s: float = 0.0
-    """Predicted seconds until it has compiled what the answer must match; 0 where it has compiled it before."""
+    """Predicted seconds until it has compiled the request's output constraint; 0 if it has it already."""
 
     @property
     def cached_blocks(self) -> int:
@@ -94,12 +94,12 @@ class WorkerView:
         return self.resident[min(tier, len(self.resident) - 1)]
 
     def loaded_in_s(self, blocks: int) -> float:
-        """Returns predicted seconds until they are there, behind earlier loads; 0 where nothing is loaded."""
+        """Returns predicted seconds until the first `blocks` are on the device. They wait for earlier loads."""
         load_s = self.load_s(blocks)
         return self.load_wait_s + load_s if load_s else 0.0
 
     def load_s(self, blocks: int) -> float:
-        """Returns seconds of bringing the first `blocks` up to the device, as far as it has them on lower tiers."""
+        """Returns the seconds to load those of the first `blocks` that it has only on lower tiers."""
         if len(self.depths) == 1 or blocks <= self.depths[0]:
             return 0.0
         seconds, known = 0.0, 0
@@ -118,46 +118,46 @@ class Snapshot:
     block_size: int
     page_bytes: int
     end_pages: float = 0.0
-    """Size of the further pages at the end of the prompt, in pages. 0 where there is one page group."""
+    """Size of the prompt's last pages in the further page group, in pages of the first group. 0: there is one group."""
     decode: tuple[WorkerView, ...]
-    """Never empty."""
+    """Decode workers to choose from, at least one."""
     prefill: tuple[WorkerView, ...] = ()
     """Workers that can be the page source."""
     prefill_utilisation: float | None = None
-    """Mean utilisation of all prefill workers, where `prefill` has some of them only."""
+    """Mean utilisation of all prefill workers. None: `prefill` has all of them."""
     block_hashes: tuple[BlockHash, ...] = ()
-    """Hashes of the full blocks, for policies that go by their own history."""
+    """Hashes of the full blocks, for policies that remember their own decisions."""
     output_tokens: int = 0
-    """Expected length of the output; 0 where nothing is known."""
+    """Expected tokens of the output; 0 while unknown."""
     re_reference_rate: float = 0.0
-    """Share of evicted blocks that requests ask for later, as seen so far."""
+    """Share of evicted blocks that later requests need, as observed so far."""
     residual_s: tuple[float, float] = (0.0, 0.0)
-    """What first tokens take beyond the forecast: where a page source computes, and where the decode worker does."""
+    """Seconds that first tokens take beyond their forecast: with a page source, and without one."""
     turn: int = 0
-    """Counts decisions."""
+    """Number of this decision, for policies in which workers take turns."""
     draw: float = 0.0
     """A number in [0, 1) that breaks ties."""
     mask_s: float = 0.0
-    """Predicted seconds of one token's mask; 0 where every token may follow."""
+    """Predicted seconds to compute the mask of one token; 0 if any token may follow."""
     cache_key: bytes = b""
-    """Digest of the client's hint which requests have prefixes in common: those with the same key break ties alike."""
+    """Digest of the client's `prompt_cache_key`: requests with the same key break ties alike. Empty: no key."""
 
     def new_pages(self, view: WorkerView) -> int:
-        """Returns the pages that this request's full blocks take there, besides those with blocks on the device."""
+        """Returns the pages that the worker has to claim for this request's full blocks."""
         have = view.depths[0] if view.page_blocks is None else view.page_blocks
         return max(0, self.full_blocks - have)
 
     def lacks_blocks(self, view: WorkerView) -> bool:
-        """Returns whether it lacks something, on the device, to continue after this request's full blocks."""
+        """Returns whether it lacks, on the device, pages to continue after this request's full blocks."""
         return self.full_blocks > view.depths[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What will happen to the request with one candidate, in predicted seconds, nothing priced."""
+    """The predicted course of the request with one candidate. Its seconds are not priced."""
 
     queue_s: float = 0.0
-    """Seconds until the worker that computes has done its queue."""
+    """Seconds until the worker that computes has computed its queue."""
     fetch_s: float = 0.0
     """Seconds to bring the prefix to the worker that computes, from a peer or a lower tier; overlaps with the queue."""
     prefill_s: float = 0.0
@@ -165,25 +165,25 @@ class Forecast:
     transfer_s: float = 0.0
     """Seconds of moving pages to the decode worker that do not overlap with waiting and computing."""
     admission_s: float = 0.0
-    """Seconds until the decode worker has compiled what its answer must match, and has pages for it."""
+    """Seconds until the decode worker has compiled the request's output constraint, and has a slot and pages for it."""
     decode_queue_s: float = 0.0
     """Seconds for which the end of a pulled prompt waits until the decode worker has computed the ends of others."""
     tail_s: float = 0.0
     """Seconds of the decode worker's own step: the last tokens of the prompt, and the first sample."""
     residual_s: float = 0.0
-    """Rpcs and the like, as learned from earlier requests."""
+    """Seconds beyond the other parts, such as those of rpcs, as learned from earlier requests."""
     cached_blocks: int = 0
-    """Leading blocks that are not computed."""
+    """Leading blocks that are found or fetched, and not computed."""
     computed_tokens: int = 0
-    """Tokens that the page source computes, or the decode worker where there is none."""
+    """Tokens that the page source computes, or the decode worker if there is no page source."""
     fetched_blocks: int = 0
     """Blocks that come from the peer."""
     pulled_blocks: int = 0
     """Blocks that the decode worker pulls from the page source."""
     end_pages: float = 0.0
-    """Size of the further pages at the end of each pull, in pages."""
+    """Size of the further pages at the end of each pull, in pages of the first page group."""
     load_s: float = 0.0
-    """Seconds that the worker that computes loads from its own lower tiers, without waiting for others' loads."""
+    """Seconds that the worker that computes loads from its own lower tiers, after earlier loads have ended."""
     peer_load_s: float = 0.0
     """Seconds that the peer loads from its own lower tiers, for what it sends."""
     decode_load_s: float = 0.0
@@ -196,8 +196,8 @@ class Forecast:
 
     @property
     def foreseen_s(self) -> float:
-        """Seconds until the first token, as the parts say. Refusals go by this: while every request is refused, nothing
-        is learned about the residual."""
+        """Seconds until the first token, without the residual. Refusals use this: while every request is refused, no
+        residual is learned."""
         return max(self.queue_s, self.fetch_s, self.admission_s) + self.own_s
 
     @property
@@ -211,18 +211,18 @@ class Breakdown:
     """The price of one candidate, term by term, in seconds."""
 
     wait_s: float = 0.0
-    """The longest of queue, fetching the prefix, and admission at the decode worker."""
+    """The longest of three waits: for the queue, for the fetched prefix, for admission at the decode worker."""
     prefill_s: float = 0.0
-    """Own prefill, priced by what a second there costs all other requests."""
+    """Seconds of its own prefill, times the price of a second there: what that costs other requests."""
     transfer_s: float = 0.0
     tail_s: float = 0.0
-    """Seconds of the decode worker's own step, with the residual and what it computes before."""
+    """Seconds from the arrival of all pages to the end of the step with the first token, and the residual."""
     harm_s: float = 0.0
-    """Delay of streams: by one more on this decode worker, and by a prompt that it computes."""
+    """Price of the delay of other streams: by one more stream, and by a prompt that the decode worker computes."""
     damage_s: float = 0.0
-    """What will be computed again because it is evicted for this."""
+    """Price of computing again what is evicted for this request."""
     damage_pages: int = 0
-    """Cached pages that would be forgotten: breaks ties, whatever they turn out to be worth."""
+    """Cached pages that would be evicted. It breaks ties, even while evictions cost nothing."""
 
     @property
     def total_s(self) -> float:
@@ -250,16 +250,16 @@ class Candidate:
 class Decision:
     decode: WorkerId
     source: WorkerId | None
-    """The worker from which the decode worker pulls missing pages; None: it computes them itself."""
+    """The worker from which the decode worker pulls missing pages. None: it computes them itself."""
     peer: WorkerId | None = None
-    """The worker from which the one that computes pulls the part of the prefix that it lacks."""
+    """The worker from which the computing worker fetches the blocks of the prefix that it lacks. None: from none."""
     peer_blocks: int = 0
     """How many leading blocks the peer holds."""
     forecast: Forecast = field(default_factory=Forecast)
     why: Breakdown | None = None
-    """None: the policy does not price."""
+    """The terms of its price. None: the policy does not price."""
     others: tuple[Candidate, ...] = field(default=(), compare=False)
-    """The next best candidates, the cheapest first, for people who ask why."""
+    """The next best candidates, the cheapest first, for traces."""
 
     @property
     def computed_by(self) -> WorkerId:

@@ -1,7 +1,7 @@
-"""Which worker holds which blocks on which tier, by the workers' own event logs; equality is proved after every batch.
+"""Which worker holds which blocks on which tier, from the KV events of workers. Each batch is checked by its digest.
 
 A worker is one bit. For each tier and page group the index maps a block's hash to the bits of its holders. The bit of a
-worker that is gone has no meaning, and `sweep` takes its blocks out in batches. No clock, socket or log is used here.
+gone worker is ignored, and `sweep` removes its blocks in batches. No clock, socket or log is used here.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def exponential_search(holders: Callable[[int], Mask], length: int) -> list[tupl
 
     Holders of position i + 1 nearly always hold position i, so the set of holders only shrinks along the sequence. One
     walk in doubling steps (exponential search, Bentley and Yao 1976) brackets where it shrinks, for all holders at
-    once; then only intervals whose ends differ are halved. That takes about log n looks, and log of the bracket for
-    each place where holders drop out.
+    once; then only intervals whose ends differ are halved. That takes about log n lookups, and for each
+    position where holders drop out the log of its bracket.
 
-    It is exact where every holder holds a prefix of the sequence. For a holder with a hole the result lies at the hole
-    or past it: the hole itself may be jumped over.
+    It is exact if every holder holds a prefix of the sequence. For a holder with a hole, the result is at the hole or
+    past it, because the search may step over the hole.
     """
     losses: list[tuple[int, Mask]] = []
     low, at_low, step = 0, holders(0) if length else 0, 1
@@ -66,7 +66,7 @@ def _halve(
 
 
 SWEEP_BLOCKS = 5_000
-"""Blocks of workers that are gone that are taken out at once: a few milliseconds."""
+"""Blocks of gone workers that are removed at once, in a few milliseconds."""
 
 Coming = Callable[[BlockHash], Iterable[WorkerId]]
 """Returns the workers that are about to hold a block."""
@@ -85,7 +85,7 @@ class Applied(enum.Enum):
     GAP = "gap"
     """Batches are missing before this one; nothing was applied. Ask for a replay from `next_sequence`."""
     DIVERGED = "diverged"
-    """Size or digest do not agree. Only a snapshot helps; until then batches are answered with GAP."""
+    """Size or digest differ from the worker's. Only a snapshot helps; until then, batches give GAP."""
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class _WorkerBlocks:
     bit: Mask
     epoch: Epoch
     sequence: int | None = None
-    """Number of the last batch applied; None: a part of one is missing, or only a snapshot helps."""
+    """Number of the last batch that was applied. None: parts of a batch are missing, or only a snapshot helps."""
     awaited: tuple[int, int] | None = None
     """The part that must come next, as (number of the batch, number of the part)."""
     blocks: HeldBlocks = field(default_factory=HeldBlocks)
@@ -119,10 +119,10 @@ class _WorkerMasks:
     def __init__(self) -> None:
         self._by_bit: dict[Mask, WorkerId] = {}
         self._by_byte: dict[tuple[int, int], tuple[WorkerId, ...]] = {}
-        """Workers by (position of the byte, its value); filled as masks come up."""
+        """Workers by (position of the byte, its value). A value is added when it is first needed."""
 
     def put(self, bit: Mask, worker: WorkerId | None) -> None:
-        """Gives the bit to `worker`."""
+        """Gives the bit to `worker`, or takes it back (None)."""
         if worker is None:
             del self._by_bit[bit]
         else:
@@ -147,24 +147,24 @@ class PrefixIndex:
         self._sweep_blocks = sweep_blocks
         self._holders: tuple[dict[BlockHash, Mask], ...] = tuple({} for _ in PLACES)
         self._pages, self._parts = self._holders[: len(Tier)], self._holders[len(Tier) :]
-        """Holders of pages of the first group on each tier, and of the further group."""
+        """Holders of pages of the first group, and of pages of the further group, on each tier."""
         self._in_places = tuple(
             tuple(holders for number, holders in enumerate(self._holders) if places >> number & 1)
             for places in range(1 << len(PLACES))
         )
-        """The holders in each set of places."""
+        """The tables of `_holders` that belong to each set of places, given as bits."""
         self._workers: dict[WorkerId, _WorkerBlocks] = {}
         self._bits: dict[Mask, Mask] = {}
-        """Each worker's bit to itself: all hashes that only that worker holds share this one object."""
+        """Each worker's bit, mapped to itself: all hashes that only this worker holds refer to one int object."""
         self._masks = _WorkerMasks()
         self._gone: list[tuple[Mask, HeldBlocks]] = []
-        """Bits of workers that are gone, and what each held, as far as it is not swept. Nobody else gets such a bit."""
+        """Bits of gone workers and their blocks that are not swept yet. No other worker gets such a bit before."""
         self._gone_mask: Mask = 0
         self.re_reference = ReReferenceRate()
-        """Counts evicted blocks that are asked for again."""
+        """Counts evicted blocks that are requested again."""
 
     def __len__(self) -> int:
-        """Counts different hashes, once for each tier and group that has them; those of gone workers until swept."""
+        """Returns the number of different hashes, counted once for each tier and group. Includes blocks to be swept."""
         return sum(len(holders) for holders in self._holders)
 
     @property
@@ -172,7 +172,7 @@ class PrefixIndex:
         return list(self._workers)
 
     def block_count(self, worker: WorkerId) -> int:
-        """Counts blocks that the worker holds, once per tier and group."""
+        """Returns the number of blocks that the worker holds, counted once for each tier and group."""
         held = self._workers.get(worker)
         return held.block_count if held is not None else 0
 
@@ -189,7 +189,7 @@ class PrefixIndex:
         for change in changes:
             self._remove(held, change)
             self._store(held, change)
-        for change in changes:  # now that all are in: what only moved to another tier is not gone
+        for change in changes:  # after all changes: a block that has moved to another tier is not evicted
             if change.group is GroupKind.FULL:
                 self.re_reference.evicted(block_hash for block_hash in change.removed if not self._is_held(block_hash))
         if batch.more:
@@ -206,25 +206,25 @@ class PrefixIndex:
         return held.epoch if held is not None else None
 
     def next_sequence(self, worker: WorkerId, epoch: Epoch) -> int | None:
-        """Returns the batch that would follow; None where only a snapshot helps."""
+        """Returns the number of the batch that has to follow. None: only a snapshot helps."""
         held = self._workers.get(worker)
         if held is None or held.epoch != epoch or held.sequence is None:
             return None
         return held.sequence + 1
 
     def forget(self, worker: WorkerId) -> None:
-        """Forgets a worker that is gone; no other worker's blocks are touched. `sweep` takes out the rest of its."""
+        """Forgets a worker that is gone. `sweep` removes its blocks."""
         held = self._workers.pop(worker, None)
         if held is not None:
             self._retire(held)
 
     @property
     def has_gone(self) -> bool:
-        """Whether there are blocks of workers that are gone."""
+        """Whether blocks of gone workers are still to be swept."""
         return bool(self._gone)
 
     def sweep(self) -> None:
-        """Takes out a part of what workers that are gone held."""
+        """Removes some of the blocks of gone workers."""
         most = self._sweep_blocks
         while self._gone and most > 0:
             bit, blocks = self._gone[-1]
@@ -238,7 +238,7 @@ class PrefixIndex:
                 del self._bits[bit]
 
     def snapshot(self, worker: WorkerId) -> EventBatch | None:
-        """Returns the worker's blocks as of the last batch applied, or None while they are not known to be right."""
+        """Returns the worker's blocks after its last batch, or None while the index may differ from the worker."""
         held = self._workers.get(worker)
         if held is None or held.sequence is None:
             return None
@@ -252,8 +252,7 @@ class PrefixIndex:
     def snapshot_parts(self, worker: WorkerId) -> Generator[EventBatch]:
         """Yields a snapshot of a worker's blocks in parts, made one by one. Yields none while it may be wrong.
 
-        It is the set at the moment when the first part was asked for. Later changes of the worker's blocks do not
-        change it, and neither does forgetting the worker.
+        It is the set when the first part is made. Neither later batches nor forgetting the worker change it.
         """
         held = self._workers.get(worker)
         if held is None or held.sequence is None:
@@ -275,18 +274,18 @@ class PrefixIndex:
         tail_blocks: int = 0,
         also_parts: Coming | None = None,
     ) -> dict[WorkerId, tuple[int, ...]]:
-        """Returns how many of the first blocks each worker holds, the fewest first, without those that hold none.
+        """Returns how many leading blocks each worker holds. Those with fewer come first, those with none are left out.
 
-        `tail_blocks`: that many of the last ones need their pages in the further group too; `also_parts`
-        names workers that are about to hold one.
+        `tail_blocks`: so many of the last of them need pages in the further group, too. `also_parts` returns workers
+        that are about to hold such a page.
 
         There is one number for each tier down to the lowest on which the worker holds anything: blocks on the device;
-        there or in host memory; there, in host memory or on disk. `also` names workers that are about to hold a block
-        on the device.
+        there or in host memory; there, in host memory or on disk. `also` returns workers that are about to hold a
+        block on the device.
 
-        It is exact where the blocks down to a tier, taken together, are closed under prefixes, as leaf-first eviction
-        and spilling downwards keep them. A worker with a hole gets a number at the hole or past it. If that is too high
-        the worker computes the hole, and predicted reuse is seen to have been wrong.
+        The number for a tier is exact if the worker holds, down to that tier, the parent of every block that it holds.
+        Leaf-first eviction and spilling downwards keep it so. For a worker with a hole, the number is at the hole or
+        past it. If it is too high, the worker computes the hole, and the metrics show that the prediction was wrong.
         """
         lowest = next((tier for tier in _UPWARDS if self._pages[tier] or self._parts[tier]), Tier.DEVICE)
         if lowest is Tier.DEVICE and not tail_blocks:
@@ -307,7 +306,7 @@ class PrefixIndex:
         reach: dict[WorkerId, int],
         tail_blocks: int,
     ) -> dict[WorkerId, int]:
-        """Returns how far each worker holds pages and, of the last blocks before, further pages; the fewest first."""
+        """Returns after how many blocks each worker has all pages that it needs to continue, fewer blocks first."""
         parts = self._looking_down_to(lowest, hashes, also, self._parts)
         pages = [(depth, self._workers[worker].bit) for worker, depth in reach.items()]
         found = deepest_of_all(pages, tail_blocks, parts)
@@ -316,7 +315,7 @@ class PrefixIndex:
     def _reach(
         self, lowest: Tier, hashes: Sequence[BlockHash], also: Coming | None, as_depth: Callable[[int], Depth]
     ) -> dict[WorkerId, Depth]:
-        """Returns how far each worker holds the sequence, on tiers down to `lowest`."""
+        """Returns how many leading blocks each worker holds on tiers down to `lowest`."""
         reach: dict[WorkerId, Depth] = {}
         for depth, mask in exponential_search(self._looking_down_to(lowest, hashes, also, self._pages), len(hashes)):
             reach.update(dict.fromkeys(self._masks.workers_of(mask), as_depth(depth)))
@@ -329,7 +328,7 @@ class PrefixIndex:
     def _looking_down_to(
         self, lowest: Tier, hashes: Sequence[BlockHash], also: Coming | None, of: Sequence[dict[BlockHash, Mask]]
     ) -> Callable[[int], Mask]:
-        """Returns the holders of each block, `of` all tiers those down to `lowest`."""
+        """Returns a function from a block's position to its holders, in the tables `of` tiers down to `lowest`."""
         tiers = [holders for holders in of[: lowest + 1] if holders]
         gone = self._gone_mask
         if len(tiers) == 1 and also is None and not gone:
@@ -351,7 +350,7 @@ class PrefixIndex:
         return holders
 
     def _blocks_of(self, worker: WorkerId, epoch: Epoch) -> _WorkerBlocks:
-        """Returns the blocks of this epoch, begun empty if it is later than the known one."""
+        """Returns the blocks of this epoch, or of a later one that is known. A new epoch begins empty."""
         held = self._workers.get(worker)
         if held is not None and held.epoch < epoch:
             self.forget(worker)
@@ -369,7 +368,7 @@ class PrefixIndex:
         return bit
 
     def _retire(self, held: _WorkerBlocks) -> None:
-        """Takes the meaning from a worker's bit, until its blocks are swept."""
+        """Has a worker's bit ignored, and its blocks swept."""
         self._masks.put(held.bit, None)
         self._gone.append((held.bit, held.blocks))
         self._gone_mask |= held.bit
@@ -413,7 +412,7 @@ class PrefixIndex:
             held.xor ^= digest_term(block_hash, tier, group)
 
     def _begin_empty(self, worker: WorkerId, held: _WorkerBlocks) -> None:
-        """Begins anew with an empty set for a worker that is still alive. It gets another bit."""
+        """Empties the set of a worker that still runs. It gets another bit, as its old blocks are swept later."""
         self._retire(held)
         held.bit = self._take_bit(worker)
         held.blocks = HeldBlocks()
@@ -432,7 +431,7 @@ class PrefixIndex:
 
 
 def _refusal(held: _WorkerBlocks, batch: EventBatch) -> Applied | None:
-    """Tells why a batch, or a part of one, does not follow on what is held; None if it does."""
+    """Returns why a batch, or a part of one, cannot be applied next. None: it can."""
     follows = (batch.sequence, batch.part) == held.awaited if batch.part else batch.snapshot
     if follows:
         return None

@@ -1,4 +1,4 @@
-"""Between routers: what the others have placed counts here, and what this one has placed counts there."""
+"""Exchanges reservations between routers, so that each one counts what the others have placed."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from twostroke.rpc.v1.routing_pb2_grpc import RoutingStub
 log = logging.getLogger(__name__)
 
 SILENCE_S = 3.0
-"""Silence after which a router is lost: several heartbeats of its stream."""
+"""Seconds of silence after which a router counts as lost: several heartbeats of its stream."""
 RETRY_PAUSE_S = 0.25
-"""Pause between two attempts to reach a router, well within the grace for a lost router's placements."""
+"""Seconds between two attempts to reach a router: much less than placements of a lost router count."""
 
 
 class ReservationFeed:
-    """Runs one task per other router, for as long as the supervisor lists it or its stream flows.
+    """Runs one task for each other router, while the supervisor lists the router or its stream works.
 
-    A restarted supervisor lists no router until each has found it: streams that flow know better.
+    A restarted supervisor lists no router until each has connected to it, so an open stream is kept meanwhile.
     """
 
     def __init__(self, router_id: str, us: Membership, reservations: Reservations) -> None:
@@ -44,10 +44,11 @@ class ReservationFeed:
         """Addresses of the other routers in the supervisor's last view."""
         self._followed: dict[RouterId, asyncio.Task[None]] = {}
         self._flowing: set[RouterId] = set()
+        """Routers whose streams have brought a batch and are open."""
 
     @property
     def flowing(self) -> int:
-        """How many routers' placements come in."""
+        """Number of routers whose reservations arrive."""
         return len(self._flowing)
 
     @property
@@ -65,7 +66,7 @@ class ReservationFeed:
             self._followed[router] = tasks.create_task(follow, name=f"reservations of {router}")
 
     async def _follow(self, router: RouterId, address: str) -> None:
-        """Follows a router until it is gone."""
+        """Follows a router until its stream has ended and the supervisor does not list it."""
         has_failed = False
         try:
             while router in self._listed:
@@ -80,7 +81,7 @@ class ReservationFeed:
             del self._followed[router]
 
     async def _apply_all(self, router: RouterId, address: str) -> ServeError:
-        """Applies what it sends, and returns why its stream broke."""
+        """Applies the batches of a router. Returns why its stream ended."""
         channel = PeerChannel(address, self._us)
         try:
             call = RoutingStub(channel.channel).WatchReservations(
@@ -108,11 +109,11 @@ class ReservationFeed:
 
 
 MESSAGE_BLOCKS = 1 << 16
-"""Block hashes in one message, roughly: a mebibyte, far below what a message may hold."""
+"""Block hashes after which the next message begins: a mebibyte, far below the limit of a message."""
 
 
 def messages_of(batch: ReservationChanges) -> Iterator[routing_pb2.ReservationBatch]:
-    """Yields at least one message; several where all that is open at a router would not fit into one."""
+    """Yields a batch as one message, or as several if one would be too large."""
     message = routing_pb2.ReservationBatch(opened=batch.opened, ended=batch.ended)
     blocks = 0
     for reservation in batch.placed:
@@ -158,14 +159,14 @@ def _reservation_from(message: routing_pb2.Reservation) -> Reservation:
 
 
 COALESCE_S = 0.002
-"""Pause between two messages to one router: under load one message carries many placements."""
+"""Seconds between two messages to one router: under load, one message carries many placements."""
 HEARTBEAT_S = 1.0
-"""Longest silence of a stream: a router that hears nothing for longer knows that it is dead."""
+"""Longest silence of a stream, in seconds. Then an empty message shows the receiver that this router lives."""
 
 
 class RoutingService(routing_pb2_grpc.RoutingServicer):
     def __init__(self, reservations: Reservations, abort: Callable[[str, str, str | None], Awaitable[bool]]) -> None:
-        """`abort` ends what is open here under a request id, or a resume token, of a tenant."""
+        """`abort` ends a tenant's request that is open here, by id or resume token. It returns whether it was open."""
         self._reservations = reservations
         self._abort = abort
         self._wakers: set[asyncio.Event] = set()

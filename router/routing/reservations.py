@@ -1,9 +1,9 @@
-"""What routers have placed on workers that the workers' own reports do not show yet.
+"""Placements of requests on workers, as long as the workers' own reports do not include them.
 
-Without it every request of a burst would go to the worker that was idle before the burst. Without those of other
-routers each router would send its own burst there. A reservation counts until a load report of that worker must have
-seen it, or the request is over. Blocks being computed count until the first token, so that requests of a burst go where
-their common prefix is on its way. Workers' reports are the truth; reservations only cover the gap.
+Without them, every request of a burst would go to the worker that was idle before it. Without those of other routers,
+each router would send its own burst there. A reservation counts until a load report of the worker must include it, or
+the request is over. Its blocks count until the first token, so that requests of a burst go where their common prefix is
+being computed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 from twostroke.base.ids import BlockHash, RequestId, RouterId, WorkerId
 
 REPORT_LAG_S = 0.05
-"""Time from Open's response until the page source has the pull in its queue: a later report shows it."""
+"""Seconds from Open's response until the page source has the pull in its queue. Later reports include it."""
 LOST_GRACE_S = 1.0
-"""Time for which a lost router's placements count: it may be back by then, and what it had opened is reported."""
+"""Seconds for which placements of a lost router count. Then it is back, or workers have reported what it had opened."""
 FOREIGN_TTL_S = 600.0
-"""Age at which a reservation of another router is dropped. It is longer than any wait for a first token: only lost
-messages leave such reservations."""
+"""Seconds after which a reservation of another router is dropped. No first token takes that long, so its end must have
+been lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReservedShare:
-    """What one placed request means for one worker."""
+    """The load that one placed request adds to one worker."""
 
     tokens: int = 0
     """Tokens to compute there."""
@@ -41,7 +41,7 @@ NOTHING = ReservedShare()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """A reservation as one router tells another: workers with a share will hold `hashes` soon."""
+    """A reservation as routers exchange it: workers with a share will soon hold `block_hashes`."""
 
     request_id: RequestId
     shares: Mapping[WorkerId, ReservedShare]
@@ -64,7 +64,7 @@ class ReservationChanges:
 _Key = tuple[RouterId, RequestId]
 
 OWN = RouterId("")
-"""This router's id in keys: no other router has it."""
+"""Stands for this router in keys. No router has this id."""
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class _Placed:
 
 @dataclass(slots=True)
 class _Reserved:
-    """Shares on one worker, with their running sum: every decision asks every worker for it."""
+    """The shares on one worker, and their sum, which every decision needs."""
 
     shares: dict[_Key, ReservedShare] = field(default_factory=dict)
     tokens: int = 0
@@ -93,39 +93,39 @@ class _Reserved:
 
 @dataclass(slots=True)
 class _Foreign:
-    """What is known from one other router."""
+    """State of the reservations of one other router."""
 
     spoken_at_s: dict[RequestId, float] = field(default_factory=dict)
-    """When it last spoke of each request, the longest ago first."""
+    """When its messages last named each request, in seconds, the oldest first."""
     lost_at_s: float | None = None
 
 
 @dataclass(slots=True, eq=False)
 class ReservationWatch:
-    """What one other router has not been told yet. It is bounded by what is open, however slowly that router reads."""
+    """Changes to be sent to one other router. Open requests bound them, however slowly that router reads."""
 
     on_change: Callable[[], None]
     changed: dict[RequestId, None] = field(default_factory=dict)
-    told: dict[RequestId, _Placed] = field(default_factory=dict)
-    """The placements themselves: a later one of the same request has to be told again."""
+    sent: dict[RequestId, _Placed] = field(default_factory=dict)
+    """Placements that were sent. A later one of the same request has to be sent again."""
 
 
 class Reservations:
-    """Pure: the clock is passed in, changes at other routers come and go as values.
+    """All reservations, of this router and of others. Time is passed in.
 
-    This router's own: `place`, `opened`, `end`. From workers: `reported`. For decisions: `on`, `requests_on`, `coming`.
-    For each other router there is a `watch(on_change)`. What `take(watch)` returns goes there: everything open at
-    first, then what has changed. There it is given to `apply(router, batch, now_s, whole=...)`, with `whole` for the
-    first batch of a stream. When the stream breaks, the receiver calls `lost(router, now_s)` and the sender
-    `unwatch(watch)`.
+    Call `place`, `opened` and `end` for this router's requests, and `reported` for a worker's load report. Decisions
+    read `on`, `requests_on` and `coming`.
+    Each other router has a watch here. What `take(watch)` returns is sent to it: at first all that is open, then the
+    changes. The receiver passes each batch to `apply`, with `whole` for the first one of a stream. When the stream
+    ends, the receiver calls `lost` and the sender `unwatch`.
     """
 
     def __init__(self) -> None:
         self._placed: dict[_Key, _Placed] = {}
         self._reserved: dict[WorkerId, _Reserved] = {}
         self._coming: dict[BlockHash, tuple[WorkerId, ...] | dict[WorkerId, int]] = {}
-        """Workers that will hold a block, counted only where several placements share it: most blocks have one
-        placement, and a queue of long prompts has millions of blocks."""
+        """Workers that will hold each block. Only if placements share a block, it has a dict that counts them: most
+        blocks have one placement, and a queue of long prompts has millions of blocks."""
         self._foreign: dict[RouterId, _Foreign] = {}
         self._watches: list[ReservationWatch] = []
 
@@ -137,25 +137,25 @@ class Reservations:
         return sum(len(foreign.spoken_at_s) for foreign in self._foreign.values())
 
     def place(self, request_id: RequestId, shares: dict[WorkerId, ReservedShare], hashes: Sequence[BlockHash]) -> None:
-        """Workers with a share will hold `hashes` soon. A later placement of the request replaces the earlier one."""
+        """Reserves shares on workers, which will soon hold `hashes`. Replaces an earlier placement of the request."""
         self._drop((OWN, request_id))
         self._put((OWN, request_id), _Placed(shares, hashes))
-        self._tell(request_id)
+        self._mark_changed(request_id)
 
     def opened(self, request_id: RequestId, now_s: float) -> None:
-        """Notes that the decode worker has the request. Its next report shows it."""
+        """Notes that the decode worker has the request. From then on, `reported` may drop its shares."""
         placed = self._placed.get((OWN, request_id))
         if placed is not None:
             placed.opened_at_s = now_s
-            self._tell(request_id)
+            self._mark_changed(request_id)
 
     def end(self, request_id: RequestId) -> None:
         """Ends a reservation: the first token has come, or the attempt is over."""
         if self._drop((OWN, request_id)):
-            self._tell(request_id)
+            self._mark_changed(request_id)
 
     def reported(self, worker: WorkerId, now_s: float) -> None:
-        """Notes a load report. It shows what was opened long enough ago, whichever router placed it."""
+        """Drops the shares that a worker's load report includes: those that were opened long enough ago."""
         self._expire(now_s)
         reserved = self._reserved.get(worker)
         for key in list(reserved.shares) if reserved is not None else ():
@@ -164,7 +164,7 @@ class Reservations:
                 self._drop_share(worker, key)
 
     def watch(self, on_change: Callable[[], None]) -> ReservationWatch:
-        """Begins to collect what another router is sent; `on_change` is called when there is something to take."""
+        """Begins to collect changes for another router. `on_change` is called when there is something to take."""
         watch = ReservationWatch(on_change)
         self._watches.append(watch)
         watch.changed.update((request_id, None) for router, request_id in self._placed if router == OWN)
@@ -174,7 +174,7 @@ class Reservations:
         self._watches.remove(watch)
 
     def take(self, watch: ReservationWatch) -> ReservationChanges:
-        """Returns what the other router has not been told yet, each request as it is now."""
+        """Returns the changes since the last call, each request in its present state."""
         changed, watch.changed = watch.changed, {}
         placed: list[Reservation] = []
         opened: list[RequestId] = []
@@ -182,17 +182,17 @@ class Reservations:
         for request_id in changed:
             now = self._placed.get((OWN, request_id))
             if now is None:
-                del watch.told[request_id]
+                del watch.sent[request_id]
                 ended.append(request_id)
-            elif watch.told.get(request_id) is now:
+            elif watch.sent.get(request_id) is now:
                 opened.append(request_id)
             else:
-                watch.told[request_id] = now
+                watch.sent[request_id] = now
                 placed.append(self._own(request_id, now))
         return ReservationChanges(placed=tuple(placed), opened=tuple(opened), ended=tuple(ended))
 
     def apply(self, router: RouterId, batch: ReservationChanges, now_s: float, *, whole: bool = False) -> None:
-        """Applies changes at another router; `whole`: it has nothing open that the batch does not name."""
+        """Applies changes of another router's reservations. `whole`: the batch has all that are open there."""
         foreign = self._foreign.setdefault(router, _Foreign())
         foreign.lost_at_s = None
         if whole:
@@ -228,7 +228,7 @@ class Reservations:
         return 0.0 if reserved is None else max(0.0, reserved.seconds)
 
     def own_share(self, request_id: RequestId, worker: WorkerId) -> ReservedShare:
-        """Returns what still counts on the worker of a request that this router placed."""
+        """Returns the share of this router's request on the worker, if it still counts."""
         reserved = self._reserved.get(worker)
         return NOTHING if reserved is None else reserved.shares.get((OWN, request_id), NOTHING)
 
@@ -245,7 +245,7 @@ class Reservations:
         is_foreign = key[0] != OWN
         for worker, share in placed.shares.items():
             if is_foreign and share == NOTHING:
-                continue  # the worker has reported it
+                continue  # its reports include it already
             reserved = self._reserved.setdefault(worker, _Reserved())
             reserved.shares[key] = share
             reserved.add(share, 1)
@@ -261,7 +261,7 @@ class Reservations:
                 coming[worker] = coming.get(worker, 0) + 1
 
     def _drop(self, key: _Key) -> bool:
-        """Returns False where there is nothing to drop."""
+        """Drops a placement. Returns False if there is none."""
         placed = self._placed.pop(key, None)
         if placed is None:
             return False
@@ -287,18 +287,18 @@ class Reservations:
             return
         reserved.add(share, -1)
         if not reserved.shares:
-            del self._reserved[worker]  # and with it what rounding left in the sum of seconds
+            del self._reserved[worker]  # with it, a rounding error in the sum of seconds is dropped
 
     def _own(self, request_id: RequestId, placed: _Placed) -> Reservation:
-        """Returns the reservation as it is sent to other routers, with the parts that still count."""
+        """Returns the reservation as it is sent to other routers, with the shares that still count."""
         counted = {worker: self.own_share(request_id, worker) for worker in placed.shares}
         is_opened = placed.opened_at_s is not None
         return Reservation(request_id=request_id, shares=counted, block_hashes=placed.block_hashes, is_opened=is_opened)
 
-    def _tell(self, request_id: RequestId) -> None:
+    def _mark_changed(self, request_id: RequestId) -> None:
         is_over = (OWN, request_id) not in self._placed
         for watch in self._watches:
-            if is_over and request_id not in watch.told:
+            if is_over and request_id not in watch.sent:
                 watch.changed.pop(request_id, None)
                 continue
             had_changes = bool(watch.changed)

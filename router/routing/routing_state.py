@@ -1,4 +1,4 @@
-"""What routing knows: which worker holds which blocks, and what routers have placed. The fleet feeds it."""
+"""The state of routing: which worker holds which blocks, and what routers have placed. The fleet updates it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from twostroke.rpc.v1.fleet_pb2 import RouterEntry
 log = logging.getLogger(__name__)
 
 SWEEP_PAUSE_S = 0.01
-"""Pause between two parts of what is swept from the index: requests are routed meanwhile."""
+"""Seconds between two sweeps of the index. Requests are routed meanwhile."""
 LAG_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""Buckets from a batch in the same machine room to one that had to be asked for again."""
+"""Buckets of the seconds until a batch is in the index: from one machine room to a replayed batch."""
 
 
 class RoutingState:
@@ -72,7 +72,7 @@ class RoutingState:
         self._sweep_later()
 
     def _sweep_later(self) -> None:
-        """Takes what workers that are gone held out of the index, a part at a time."""
+        """Schedules the next sweep, if blocks of gone workers are left in the index."""
         if self._sweeping is None and self.index.has_gone:
             self._sweeping = asyncio.get_running_loop().call_later(SWEEP_PAUSE_S, self._sweep)
 
@@ -118,5 +118,5 @@ class IndexMetrics:
 
     def count_snapshot(self, worker: WorkerId) -> None:
         self._snapshots.labels(ROLE, worker).inc()
-        for trouble in self.troubles.values():  # from 0 on: what is counted from its first time on has no rate then
+        for trouble in self.troubles.values():  # begins at 0: a counter that begins with its first event has no rate
             trouble.labels(ROLE, worker)

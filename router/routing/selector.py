@@ -1,4 +1,4 @@
-"""Makes a snapshot of the workers, lets the policy choose, and reserves what was chosen before the next choice.
+"""Makes a snapshot of the workers, has the policy choose, and reserves the choice before the next one.
 
 The live router and the simulator use this one class: it has no clock and no socket.
 """
@@ -33,21 +33,21 @@ NOTHING_PASSED: Mapping[WorkerId, float] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingParams:
-    """What only routers need to know of a request: no worker is told."""
+    """What routers need to know of a request, and workers do not."""
 
     priority: int = 0
-    """Class of the request: a higher one goes first where requests wait."""
+    """Class of the request. In the admission queue, higher classes go first."""
     tenant: str = ""
-    """Tenants take turns where requests wait."""
+    """Tenant of the request. In the admission queue, tenants take turns."""
     takes_converted: bool = True
     """Whether it may be served by pages that were converted from another form."""
     cache_key: bytes = b""
-    """Digest of the client's hint which requests have prefixes in common; empty without one. It says nothing about who
-    shares blocks."""
+    """Digest of the client's `prompt_cache_key`, a hint that requests with one key share prefixes. Empty: none. It does
+    not decide who may share blocks."""
     compile_s: float = 0.0
-    """Seconds that this router took to compile what its answer must match."""
+    """Seconds that this router took to compile the request's output constraint."""
     mask_s: float = 0.0
-    """Seconds that one mask of the tokens that may follow took here, on average."""
+    """Average seconds of one token mask of the request's output constraint, as measured here."""
 
 
 class Routable(Protocol):
@@ -73,20 +73,20 @@ class Workers:
         return {worker.worker_id: worker for worker in (*self.prefill, *self.decode)}
 
     def can_serve(self, decision: Decision) -> bool:
-        """Returns whether all workers that the decision names are still there."""
+        """Returns whether all workers of the decision are among these."""
         return all(worker in self.by_id for worker in (decision.decode, decision.source, decision.peer) if worker)
 
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """Leading blocks of one request, per worker and down to each tier, as `PrefixIndex.leading_blocks` returns them."""
+    """Leading blocks of one request by worker, down to each tier, as `PrefixIndex.leading_blocks` returns them."""
 
     resident: dict[WorkerId, tuple[int, ...]]
     """Blocks that the workers hold."""
     held: dict[WorkerId, tuple[int, ...]]
     """Blocks that the workers hold or are about to hold."""
     pages: dict[WorkerId, tuple[int, ...]] | None = None
-    """Blocks with pages in the first group. None where there is no other group."""
+    """Blocks with pages in the first group, held or about to be. None: there is only one group."""
 
 
 class Selector:
@@ -99,7 +99,7 @@ class Selector:
         seed: int | None,
         narrows: bool = False,
     ) -> None:
-        """`narrows`: in a large fleet the policy sees only `candidates`."""
+        """`narrows`: in a large fleet, the policy gets only some candidates."""
         self._policy = policy
         self._narrows = narrows
         self._decode = Candidates((BY_STREAMS, BY_QUEUE), reservations, seed)
@@ -109,17 +109,17 @@ class Selector:
         self._draws = random.Random(seed)
         self._turn = 0
         self.output_tokens = 0.0
-        """Expected length of the next output; 0 while nothing is known."""
+        """Expected tokens of the next output; 0 while unknown."""
         self.token_s = 0.0
-        """Expected time from one token to the next, with all that comes between; 0 while nothing is known."""
+        """Expected seconds from one token of an output to the next; 0 while unknown."""
         self._residuals = PredictionResidual(), PredictionResidual()
-        """For prompts that a page source computes, and for those that the decode worker computes."""
+        """Residuals of prompts that a page source computes, and of those that the decode worker computes."""
         self._fetching_until_s: dict[WorkerId, float] = {}
         self._serving_until_s: dict[WorkerId, float] = {}
-        """When the pulls to and from each worker will be done. Pulls share its network link."""
+        """When each worker's pulls from others (fetching) and those of others from it (serving) will be done."""
         self._setups = Setups()
         self._loading_until_s: dict[WorkerId, float] = {}
-        """When the loads of each worker from lower tiers will be done. Loads share a reader."""
+        """When each worker's loads from its lower tiers will be done. They run one after the other."""
 
     def select(
         self,
@@ -130,10 +130,10 @@ class Selector:
         passes_s: Mapping[WorkerId, float] = NOTHING_PASSED,
         is_tentative: bool = False,
     ) -> Decision:
-        """Reserves what it chose under the request's id, until `Reservations.end` is called.
+        """Returns the decision, and reserves it under the request's id until `Reservations.end` is called.
 
         `passes_s`: for each worker, the reserved seconds of requests that this one overtakes. `is_tentative`: the
-        request waits, and `dispatched` is called when it is sent.
+        request waits, and `dispatched` will be called when it is sent.
         """
         prefixes = self._look_up(_useful_hashes(request), workers)
         snapshot = self._snapshot(request, prefixes, workers, now_s, passes_s)
@@ -147,7 +147,7 @@ class Selector:
         return decision
 
     def dispatched(self, request: Routable, decision: Decision, workers: Workers, now_s: float) -> None:
-        """Notes that the decision is carried out now. What it pulls occupies the network links of both workers."""
+        """Notes that the decision is carried out now: its pulls and loads delay later ones of the same workers."""
         if (decode := workers.by_id.get(decision.decode)) is not None:
             self._setups.placed(decode, request.attempt.request)
         forecast, taker = decision.forecast, decision.computed_by
@@ -168,7 +168,7 @@ class Selector:
     def snapshot(
         self, request: Routable, workers: Workers, now_s: float, *, passes_s: Mapping[WorkerId, float] = NOTHING_PASSED
     ) -> Snapshot:
-        """Returns what the policy sees."""
+        """Returns the snapshot that the policy would get."""
         return self._snapshot(request, self._look_up(_useful_hashes(request), workers), workers, now_s, passes_s)
 
     def _look_up(self, hashes: Sequence[BlockHash], workers: Workers) -> Prefixes:
@@ -178,7 +178,7 @@ class Selector:
         if not tail:
             return Prefixes(resident, self._index.leading_blocks(hashes, coming) if is_coming else held)
         if is_coming:
-            # Computing a prompt makes pages of all its blocks in each group for a while. A pull brings only the last.
+            # Computing makes further pages of all blocks, for a while. A pull brings only those of the last blocks.
             computing = {worker.worker_id for worker in workers.prefill}
             held = self._index.leading_blocks(
                 hashes,
@@ -234,7 +234,7 @@ class Selector:
         )
 
     def _prefill_utilisation(self, workers: Sequence[Worker]) -> float:
-        """Returns the mean of all of them, as reported."""
+        """Returns the mean reported utilisation of all of them."""
         if len(workers) > WHOLE:
             return self._prefill.utilisation
         return sum([worker.utilisation for worker in workers]) / max(1, len(workers))
@@ -245,12 +245,12 @@ class Selector:
         self.output_tokens += weight * (output_tokens - self.output_tokens)
 
     def streamed(self, token_s: float) -> None:
-        """Notes the time per token of an output, whole or not."""
+        """Notes the seconds per token of an output, complete or not."""
         weight = TOKEN_MEMORY if self.token_s else 1.0
         self.token_s += weight * (token_s - self.token_s)
 
     def had_first_token(self, decision: Decision, seconds: float, now_s: float) -> None:
-        """Notes how long after the decision the first token came, at the first worker that was tried."""
+        """Notes the seconds from a request's latest decision to its first token."""
         residual_s = seconds - decision.forecast.foreseen_s
         self._residuals[decision.source is None].observe(residual_s, now_s)
 
@@ -293,9 +293,9 @@ class Selector:
         )
 
     def _with_source_of_coming_blocks(self, snapshot: Snapshot, prefixes: Prefixes, decision: Decision) -> Decision:
-        """Names the page source where all blocks are on their way to the decode worker.
+        """Adds a page source to the decision if all blocks are on their way to the decode worker.
 
-        If the pull that brings them dies, this request's own pull can continue there.
+        It is the source that computes them. If the pull that brings them fails, this request can pull them itself.
         """
         hashes = snapshot.block_hashes
         if decision.source is not None or decision.peer is not None or not hashes:
@@ -310,7 +310,7 @@ class Selector:
 
 
 def _useful_hashes(request: Routable) -> tuple[BlockHash, ...]:
-    """Returns the blocks whose pages would spare the request work."""
+    """Returns the hashes of blocks that the request can reuse: none if its prompt is scored."""
     return () if request.attempt.scores_prompt else request.attempt.block_hashes
 
 
@@ -325,7 +325,7 @@ def _sources(request: Routable, workers: Workers) -> Sequence[Worker]:
 
 
 def _extend(until_s: dict[WorkerId, float], worker: WorkerId, seconds: float, now_s: float, workers: int) -> None:
-    """Extends the time for which a worker's network link or reader is busy."""
+    """Adds seconds of work to the time until which a worker's link or reader is busy."""
     until_s[worker] = max(until_s.get(worker, 0.0), now_s) + seconds
     if len(until_s) > 2 * workers:  # some are of workers that are gone
         for idle in [each for each, at_s in until_s.items() if at_s < now_s]:
@@ -333,12 +333,12 @@ def _extend(until_s: dict[WorkerId, float], worker: WorkerId, seconds: float, no
 
 
 def _end_pages(shape: Shape, blocks: int) -> float:
-    """Returns the size of the further pages at the end of a prompt, in pages."""
+    """Returns the size of the further pages at the end of a prompt, in pages of the first group."""
     return min(shape.tail_blocks, blocks) * shape.further_page_bytes / shape.page_bytes
 
 
 def _depths(held: tuple[int, ...], tiers: int) -> tuple[int, ...]:
-    """Returns one depth for each tier with a reported load time. Blocks on lower tiers cannot be priced."""
+    """Returns one depth for each tier with a reported load time. Blocks on other tiers are left out."""
     known = held[:tiers] or (0,)
     return (*known, *[known[-1]] * (tiers - len(known)))
 

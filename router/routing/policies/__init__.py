@@ -1,6 +1,6 @@
-"""All routing policies by name (`--policy NAME`): `kv` is ours, the others go only by load.
+"""All routing policies by name (`--policy NAME`). `kv` is the default; the baselines know only load, or nothing.
 
-Those of other systems are simulated only: `tools.simulate.rivals`.
+Policies of other systems run only in the simulator: `tools.simulate.rivals`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "least-requests": lambda: choose_least_requests,
     "least-tokens": lambda: choose_least_tokens,
 }
-"""Makes a new policy, by name."""
+"""Functions that make a new policy, by name."""
 CACHE_BLIND = frozenset({"random", "round-robin", "power-of-two", "least-requests", "least-tokens"})
-"""Policies that ask neither which worker holds what nor where equal prompts went."""
+"""Policies that ignore which worker holds which blocks, and where similar prompts went."""
 RECONSIDERING = frozenset({"kv", "kv-no-peers"})
 """Policies that may be asked again about a queued request: their choice depends only on the snapshot."""
 
 NARROWING = frozenset({"kv", "kv-no-peers"})
-"""Policies that see a few candidates of a large fleet; the others compare all, as in their systems."""
+"""Policies that get only a few candidates of a large fleet. The others compare all workers."""
 
 
 def policy_named(name: str) -> Policy:
-    """Returns a new policy. Raises ConfigError that lists the names."""
+    """Returns a new policy. Raises ConfigError with all names if there is none of this name."""
     if name not in POLICIES:
         raise ConfigError(f"--policy must be one of {', '.join(POLICIES)}; got {name!r}", field="policy")
     return POLICIES[name]()

@@ -1,4 +1,4 @@
-"""Policies that go only by load, or by nothing: every load balancer has them, and ours is measured against them."""
+"""Baselines for `kv`: policies of every load balancer, which know only load, or nothing."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ Load = Callable[[WorkerView], tuple[float, ...]]
 
 
 def choose_round_robin(snapshot: Snapshot) -> Decision:
-    """Workers take turns."""
+    """Takes the next decode worker and the next prefill worker in turn."""
     decode = snapshot.decode[snapshot.turn % len(snapshot.decode)]
     source = snapshot.prefill[snapshot.turn % len(snapshot.prefill)] if snapshot.prefill else None
     return decide(snapshot, decode, source)
 
 
 def choose_randomly(snapshot: Snapshot) -> Decision:
-    """Picks the pair uniformly, with one draw."""
+    """Takes a random pair. One draw chooses both workers."""
     decode, rest = _drawn(snapshot.decode, snapshot.draw)
     return decide(snapshot, decode, _drawn(snapshot.prefill, rest)[0] if snapshot.prefill else None)
 
 
 def choose_of_two(snapshot: Snapshot) -> Decision:
-    """Takes the one with fewer requests of two that are drawn (Mitzenmacher, "The power of two choices", 2001)."""
+    """Draws two workers and takes the one with fewer requests (Mitzenmacher, "The power of two choices", 2001)."""
     decode, rest = _better_of_two(snapshot.decode, snapshot.draw)
     return decide(snapshot, decode, _better_of_two(snapshot.prefill, rest)[0] if snapshot.prefill else None)
 
@@ -40,7 +40,7 @@ def choose_least_tokens(snapshot: Snapshot) -> Decision:
 
 
 def by_load(snapshot: Snapshot, load: Load) -> Decision:
-    """Takes the least loaded worker of either role."""
+    """Takes the least loaded worker of each role."""
     source = least(snapshot.prefill, load, snapshot.turn) if snapshot.prefill else None
     return decide(snapshot, least(snapshot.decode, load, snapshot.turn), source)
 
@@ -52,12 +52,12 @@ def least(views: tuple[WorkerView, ...], load: Load, turn: int) -> WorkerView:
 
 
 def lightest_decode(snapshot: Snapshot) -> WorkerView:
-    """Returns the decode worker with fewest requests, then fewest pages: what prefill-only policies do."""
+    """Returns the decode worker with fewest requests, then fewest pages: for policies that choose only page sources."""
     return least(snapshot.decode, lambda view: (view.requests, view.pages_active), snapshot.turn)
 
 
 def _drawn(views: tuple[WorkerView, ...], draw: float) -> tuple[WorkerView, float]:
-    """Returns one of them, and what is left of the draw."""
+    """Returns one of them, and a new draw: the fraction that is left of the old one."""
     place, rest = divmod(draw * len(views), 1.0)
     return views[int(place)], rest
 

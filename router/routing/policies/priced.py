@@ -22,26 +22,26 @@ from twostroke.kv_cache.form import KvForm
 Item = TypeVar("Item")
 
 MOST_OTHERS = 4
-"""Candidates that a decision lists besides the chosen one: enough to see by how much it won."""
+"""Most candidates that a decision lists besides the chosen one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """What a delay is worth; everything else is measured."""
+    """Constants of the price. All its other inputs are measured."""
 
     harm_per_stream: float = 0.3
     """Price of delaying one running stream by a second, in seconds of this request's own delay."""
     streams_to_come: float = 1.0
-    """Streams that a decode worker's own prefill delays besides those that run now: an idle worker is about to get
-    some, so equal workers keep prefill and decode apart."""
+    """Streams that a prompt on a decode worker delays, besides the average number of running ones. So an idle fleet
+    prefers prefill workers for prompts."""
     max_utilisation: float = 0.95
-    """Keeps the price of a second finite (20)."""
+    """Utilisation from which on the price of a second stays the same (20 seconds)."""
     tie_share: float = 0.02
-    """Candidates within this share of the cheapest count as equal: predictions are not better than that."""
+    """Candidates at most this share above the cheapest count as equal: predictions are not more exact."""
     tie_s: float = 0.005
-    """Candidates within this time of the cheapest count as equal, too."""
+    """Candidates at most this many seconds above the cheapest count as equal, too."""
     shortlist: int = 6
-    """Page sources, decode workers, and decode workers that compute. All pairs of them are priced."""
+    """Most page sources, decode workers that pull, and decode workers that compute. All their pairs are priced."""
     pulls_from_peers: bool = True
     computes_locally: bool = True
     computes_remotely: bool = True
@@ -65,7 +65,7 @@ class Priced:
 
 
 class _Pricing:
-    """Prices one decision; it keeps what all of its candidates share."""
+    """Prices the candidates of one decision, and keeps what they share."""
 
     def __init__(self, snapshot: Snapshot, prices: Prices) -> None:
         self._snapshot = snapshot
@@ -77,7 +77,7 @@ class _Pricing:
         self._pool_price = self._price_of_a_second(utilisation)
         self._streams = _average([view.running for view in snapshot.decode])
         self._holders: dict[KvForm, list[list[PrefixHolder]]] = {}
-        """Best holders, by the form of the pages that a worker fetches into."""
+        """`_best_of` the possible peers, by the form of the pages that the fetching worker has."""
 
     def choose(self) -> Decision:
         candidates = [*self._local_candidates(), *self._remote_candidates()]
@@ -95,8 +95,10 @@ class _Pricing:
         )
 
     def _local_candidates(self) -> list[_Candidate]:
-        """Returns decode workers that compute; all of them where there is no prefill worker, or where nothing is
-        missing."""
+        """Returns the candidates whose decode worker computes the prompt.
+
+        Without `computes_locally` they lack no blocks, unless there is no prefill worker.
+        """
         decodes: Sequence[WorkerView] = self._snapshot.decode
         if self._snapshot.prefill and not self._prices.computes_locally:
             decodes = [view for view in decodes if not self._snapshot.lacks_blocks(view)]
@@ -112,7 +114,7 @@ class _Pricing:
         return [self._candidate(view, None, way) for view, way in _least(ways, cost_s, self._prices.shortlist)]
 
     def _remote_candidates(self) -> list[_Candidate]:
-        """Returns pairs of a prefill worker and a decode worker that lacks something."""
+        """Returns candidates of a prefill worker and a decode worker that lacks blocks."""
         decodes = [view for view in self._snapshot.decode if self._snapshot.lacks_blocks(view)]
         if self._snapshot.prefill and not self._prices.computes_remotely and self._snapshot.decode:
             return []
@@ -134,9 +136,9 @@ class _Pricing:
         ]
 
     def _cheapest(self, candidates: Sequence[_Candidate], prices: Sequence[float]) -> _Candidate:
-        """Takes the cheapest; of equals the first by `_order`, then by the draw.
+        """Returns the cheapest candidate; of equals the first by `_order`, then by the draw.
 
-        A request with a key takes the first of equals by `_keyed_order` instead.
+        For a request with a key, it is the first of equals by `_keyed_order`.
         """
         least_s = min(prices)
         limit_s = least_s + max(self._prices.tie_s, least_s * self._prices.tie_share)
@@ -166,11 +168,11 @@ class _Pricing:
         return _Candidate(decode, source, computing, forecast, why)
 
     def _harm_s(self, decode: WorkerView, prefill_s: float) -> float:
-        """Prices the delay of running streams: one more stream, and its masks, make every step longer, and prompts
-        share their steps.
+        """Prices the delay of running streams: one more stream, with its masks, makes each step longer, and a prompt
+        that is computed here shares their steps.
 
-        Longer steps count the less, the farther they are below their target: streams need not be faster than that. A
-        prompt is priced by the streams of an average decode worker, as one with fewer now gets the next ones.
+        Longer steps cost less the shorter they are than their target: streams need not be faster. A prompt is priced
+        by the average number of streams of decode workers: a worker that has fewer now will get the next ones.
         """
         cost, step_s = self._forecaster.cost(decode), self._forecaster.step_s(decode)
         growth_s = cost.stream_s + cost.context_token_s * self._snapshot.known_tokens + self._snapshot.mask_s
@@ -180,9 +182,9 @@ class _Pricing:
         return delay_s * self._prices.harm_per_stream
 
     def _ways(self, worker: WorkerView, at: Callable[..., Computing]) -> Iterable[Computing]:
-        """Yields how the prompt can be computed there: by itself, or after fetching what a best holder has.
+        """Yields the ways to compute the prompt at `worker`: alone, or after fetching from a best holder.
 
-        A worker is fetched from where it lacks blocks, or has to load them from a lower tier.
+        It may also fetch blocks that it has, but only on a lower tier.
         """
         yield at(worker)
         if not self._prices.pulls_from_peers:
@@ -193,7 +195,7 @@ class _Pricing:
                 yield at(worker, peer)
 
     def _best_holders(self, form: KvForm) -> list[list[PrefixHolder]]:
-        """Returns `_best_of` the workers whose pages this form can take."""
+        """Returns `_best_of` the workers whose pages can be pulled into pages of this form."""
         known = self._holders.get(form)
         if known is None:
             views = (*self._snapshot.prefill, *self._snapshot.decode)
@@ -205,8 +207,10 @@ class _Pricing:
 
 
 def _best_of(views: Sequence[WorkerView]) -> list[list[PrefixHolder]]:
-    """Returns the two workers that hold most, the least asked first, for each tier that adds to what those above it
-    hold. Two, because no worker is its own peer."""
+    """Returns for each tier the two workers that hold the most blocks down to it, if these are more than above it.
+
+    Of equal ones, the first is the one that can send them soonest. Two, because no worker is its own peer.
+    """
     best: list[list[PrefixHolder]] = []
     for tier in range(max((len(view.resident) for view in views), default=0)):
         holding = [PrefixHolder(view, blocks) for view in views if (blocks := view.resident_down_to(tier))]
@@ -217,7 +221,7 @@ def _best_of(views: Sequence[WorkerView]) -> list[list[PrefixHolder]]:
 
 
 def _order(candidate: _Candidate) -> tuple[bool, int, int, int]:
-    """Orders equal candidates: no peer, the least damage, the fewest tokens to compute at both workers first.
+    """Orders equal candidates: those without a peer first, then by damage, tokens to compute at both workers, requests.
 
     Prices that count as equal may differ by a little work, which later requests would wait for.
     """
@@ -228,7 +232,7 @@ def _order(candidate: _Candidate) -> tuple[bool, int, int, int]:
 
 
 def _next_best(candidates: Sequence[_Candidate], prices: Sequence[float], chosen: _Candidate) -> tuple[Candidate, ...]:
-    """Returns the cheapest that were not taken, each with another pair of workers."""
+    """Returns the cheapest candidates of other pairs of workers than the chosen one, one for each pair."""
     others: dict[tuple[WorkerId, WorkerId | None], Candidate] = {}
     taken = _pair(chosen)
     for at in sorted(range(len(candidates)), key=prices.__getitem__):
@@ -248,7 +252,7 @@ def _pair(candidate: _Candidate) -> tuple[WorkerId, WorkerId | None]:
 
 
 def _keyed_order(candidate: _Candidate, key: bytes) -> tuple[bool, int, bytes, bytes]:
-    """Orders equal candidates for requests with a key, so that requests which bring the same one meet at a worker.
+    """Orders equal candidates for a request with a key, so that requests with the same key go to the same worker.
 
     This is rendezvous hashing (Thaler and Ravishankar, 1998): every router orders the workers alike, and a worker that
     joins or leaves moves only its own keys.
