@@ -1,4 +1,4 @@
-"""What this router is asked for, reported to the supervisor every second: the autoscaler counts workers by it."""
+"""Reports every second to the supervisor what clients request of this router, for the autoscaler."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from twostroke.rpc.v1 import fleet_pb2, fleet_pb2_grpc
 log = logging.getLogger(__name__)
 
 REPORT_S = 1.0
+"""Seconds between two reports."""
 CALL_TIMEOUT_S = 2.0
 MOST_ENDED = 64
-"""Ended requests in one report, the latest. An autoscaler needs their spread, not each of them."""
+"""Most ended requests in one report: the latest ones. The autoscaler needs their spread, not each of them."""
 
 
 class DemandReporter:
-    """Counts requests as they come and go, and reports them."""
+    """Counts requests that arrive and end, and reports them."""
 
     def __init__(self, router_id: str, fleet: Fleet) -> None:
         self.arrived = 0
@@ -33,14 +34,14 @@ class DemandReporter:
         self.arrived += 1
 
     def ends(self, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
-        """Counts a request that ended well: one that was cancelled or refused says nothing about the usual length."""
+        """Counts a request that ended well. Leave out cancelled and refused ones: their lengths are not typical."""
         cached_tokens = min(cached_tokens, prompt_tokens)
         self.ended.append(
             fleet_pb2.EndedAnswer(prompt_tokens=prompt_tokens, cached_tokens=cached_tokens, output_tokens=output_tokens)
         )
 
     async def run(self, fleet_address: str, membership: Membership) -> None:
-        """Reports until it is cancelled. What a supervisor did not take is part of the next report."""
+        """Reports until it is cancelled. What did not reach the supervisor is part of the next report."""
         channel = PeerChannel(fleet_address, membership)
         stub = fleet_pb2_grpc.FleetStub(channel.channel)
         is_heard = True
@@ -56,7 +57,7 @@ class DemandReporter:
                     is_heard = False
                     continue
                 is_heard = True
-                for _ in range(min(len(report.ended), len(self.ended))):  # those that came meanwhile stay
+                for _ in range(min(len(report.ended), len(self.ended))):  # those that ended meanwhile stay
                     self.ended.popleft()
         finally:
             await channel.close()

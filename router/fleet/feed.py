@@ -1,4 +1,4 @@
-"""Follows the events of one epoch of one worker: who it is, what it holds, how loaded it is."""
+"""Follows the event stream of one epoch of one worker: its facts, its blocks, its load."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from twostroke.rpc.v1.fleet_pb2 import RouterEntry
 log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 5.0
-"""Deadline of the calls by which a worker introduces itself; they compute nothing."""
+"""Deadline, in seconds, of the calls for the facts of a worker. They compute nothing."""
 RETRY_PAUSE_S = 0.2
-"""Pause between two attempts to reach a worker."""
+"""Seconds between two attempts to reach a worker."""
 REPLAY_PAUSE_S = 0.02
-"""Pause before events are asked for again: a worker whose log is broken must not keep the router busy."""
+"""Seconds before events are requested again: a worker with a broken log must not keep the router busy."""
 
 
 class EventSink(Protocol):
-    """Takes the events of workers, and keeps what they say about blocks."""
+    """Takes the events of workers, and keeps which blocks they hold."""
 
     def next_sequence(self, worker: WorkerId, epoch: Epoch) -> int | None:
-        """Returns the batch that would follow; None where only a snapshot helps."""
+        """Returns the number of the batch that has to follow. None: only a snapshot helps."""
 
     def apply(self, worker: WorkerId, epoch: Epoch, message: control_pb2.KvEventBatch) -> bool:
-        """Returns False where the worker's log has to be asked for again."""
+        """Applies a batch. Returns False if events have to be requested again."""
 
     def reported(self, worker: WorkerId, now_s: float) -> None:
         """Called when a load report of the worker has arrived."""
@@ -51,7 +51,7 @@ class EventSink(Protocol):
         """Forgets a worker that is gone, and all of its blocks."""
 
     def block_count(self, worker: WorkerId) -> int:
-        """Counts the worker's blocks, once per tier."""
+        """Returns the number of the worker's blocks, counted once for each tier."""
 
     def follow_routers(self, listed: Iterable[RouterEntry], tasks: asyncio.TaskGroup) -> None:
         """Follows the reservations of the routers that the supervisor lists."""
@@ -66,7 +66,7 @@ class FeedDependencies:
     metrics: RouterMetrics
     detector: FailureDetector
     on_introduced: Callable[[Worker], None]
-    """Called when the worker has said what it is; may refuse it."""
+    """Called when the facts of the worker are known. It may refuse the worker."""
     on_status_change: Callable[[], None]
     on_load_report: Callable[[], None]
 
@@ -77,7 +77,7 @@ class Feed:
         self._with = dependencies
 
     async def run(self) -> None:
-        """Follows until it is cancelled, or until the worker is refused."""
+        """Follows the worker until it is refused or this is cancelled."""
         worker = self._worker
         while True:
             channel = PeerChannel(worker.address, self._with.membership)
@@ -112,7 +112,7 @@ class Feed:
         self._with.on_introduced(self._worker)
 
     async def _follow(self, channel: PeerChannel) -> None:
-        """Applies batches. Returns where the log has to be asked for again; a broken or silent stream raises."""
+        """Applies batches. Returns when events have to be requested again. Raises if the stream breaks or is silent."""
         worker = self._worker
         following = self._with.events.next_sequence(worker.worker_id, worker.epoch)
         request = control_pb2.SubscribeKvEventsRequest()
@@ -133,7 +133,7 @@ class Feed:
             call.cancel()
 
     def _take(self, message: control_pb2.KvEventBatch) -> bool:
-        """Applies one batch. Returns False where the log does not follow on."""
+        """Applies one batch. Returns False if events have to be requested again."""
         worker = self._worker
         if message.epoch != str(worker.epoch):
             self._with.metrics.stale_epochs_refused_total.inc()
@@ -142,7 +142,7 @@ class Feed:
         return self._with.events.apply(worker.worker_id, worker.epoch, message)
 
     def _hear(self, load: control_pb2.Load) -> None:
-        """Notes its load: whatever the batch says about blocks, the worker is alive."""
+        """Takes a load report. The worker is alive, even if its batch cannot be applied."""
         worker, now_s = self._worker, time.monotonic()
         before = worker.status
         self._with.events.reported(worker.worker_id, now_s)

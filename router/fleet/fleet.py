@@ -1,8 +1,8 @@
-"""Which workers there are: the supervisor's view, checked against epochs and fingerprints.
+"""The workers of the fleet: those in the supervisor's view, with their epochs and fingerprints checked.
 
 The supervisor lists the epochs of workers. Each is followed (see `feed`) until the supervisor lists it as neither
-serving nor draining. While the supervisor is away its last view stays in force, and broken event streams show which
-workers are gone.
+serving nor draining. While the supervisor cannot be reached, its last view stays valid, and broken event streams show
+which workers are gone.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from twostroke.rpc.v1.fleet_pb2_grpc import FleetStub
 log = logging.getLogger(__name__)
 
 RECONNECT_PAUSE_S = 0.25
-"""Pause between two attempts to reach the supervisor."""
+"""Seconds between two attempts to reach the supervisor."""
 VIEW_SILENCE_S = 6.0
 """Seconds of silence after which the supervisor is asked again, three times its longest one. Its last view stands."""
 
 
 class Fleet:
-    """Owns the workers, and what the supervisor says about them."""
+    """Owns the workers that the supervisor lists, and what is known of them."""
 
     def __init__(
         self,
@@ -62,23 +62,23 @@ class Fleet:
         on_back: Callable[[Worker], None],
         named_in: NamedModelsOf,
     ) -> None:
-        """`on_gone` is called when an epoch has ended, or is thought to have; `on_back`, when it is heard again."""
+        """`on_gone` is called when an epoch has ended or is judged dead, `on_back` when a dead one is heard again."""
         self._events = events
         self.fingerprint: str | None = None
-        """Fingerprint of the workers that requests go to.
+        """Fingerprint of the workers that new requests go to.
 
-        Unless the supervisor says it, it is the first worker's, and all others must have the same.
+        The supervisor may set it. Otherwise it is that of the first worker, and all others must have the same.
         """
         self._is_told_fingerprint = False
-        """Whether the supervisor says which weights requests go to, because workers change them one by one."""
+        """Whether the supervisor has set `fingerprint`, because workers change their weights one by one."""
         self._named_in = named_in
         self.named_models: NamedModels = {}
-        """Models that are served beside the one of all workers, by name, as the supervisor's last view says."""
+        """Models that are served besides the base model, by name, from the supervisor's last view."""
         self._forms: dict[Role, KvForm] = {}
         """Page form of the first worker of each role. All others of the role must have the same one."""
         self._config = config
         self._tokenizer = tokenizer_field(Path(config.model_dir)) if config.model_dir else None
-        """The tokenizer with which this router makes tokens, as fingerprints say it; None for a paced model."""
+        """This router's tokenizer, as fingerprints name it. None: a paced model."""
         self._membership = membership
         self._router_id = router_id
         self._metrics = metrics
@@ -86,10 +86,10 @@ class Fleet:
         self.detector = FailureDetector(config.patience, metrics, self._judged)
         self._workers: dict[WorkerId, Worker] = {}
         self._latest: dict[WorkerId, Epoch] = {}
-        """Latest epoch of every worker, also of those that are gone: an earlier epoch must not come back."""
+        """Latest epoch of every worker, even after it is gone: an earlier epoch must not come back."""
         self._followers: dict[WorkerId, asyncio.Task[None]] = {}
         self._awaits_decode = False
-        """Whether the supervisor lists a decode worker that is dead or starting: it will serve soon."""
+        """Whether the supervisor lists a decode worker that is dead or starting, and will serve soon."""
         self._changed = asyncio.Event()
         self._change_listeners: list[Callable[[], None]] = []
         self._report_listeners: list[Callable[[], None]] = []
@@ -107,7 +107,7 @@ class Fleet:
         self._scaling = ScalingMetrics(metrics.registry)
 
     async def run(self, address: str) -> None:
-        """Watches and follows until it is cancelled. Other routers reach this one at `address`; empty: nowhere."""
+        """Follows supervisor and workers until it is cancelled. Other routers reach this one at `address`, if any."""
         request = fleet_pb2.WatchRequest(watcher=self._router_id, address=address)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.detector.run(), name="failure detector")
@@ -129,11 +129,11 @@ class Fleet:
         return [w for w in self._workers.values() if w.role is role and w.status is WorkerStatus.SERVING]
 
     def taking_begun(self, role: Role) -> list[Worker]:
-        """Returns those that take what was begun with their weights: workers with other weights are among them."""
+        """Returns workers that take requests begun with their weights, even if new requests go to other weights."""
         return [w for w in self._workers.values() if w.role is role and w.takes_begun]
 
     def decode_workers(self) -> list[Worker]:
-        """Returns all decode workers whose pages fit the fleet's, whether they serve or not."""
+        """Returns all decode workers that were not refused, whether they serve or not."""
         return [w for w in self._workers.values() if w.role is Role.DECODE and w.refusal is None]
 
     def loads(self) -> list[WorkerLoad]:
@@ -141,19 +141,19 @@ class Fleet:
 
     @property
     def can_serve(self) -> bool:
-        """Whether a decode worker serves or is suspect, for which requests wait, so that a load balancer may stay."""
+        """Whether a decode worker serves or is suspect. Requests wait for a suspect one, so the router is ready."""
         statuses = {w.status for w in self.decode_workers()}
         return bool(statuses & {WorkerStatus.SERVING, WorkerStatus.SUSPECT})
 
     @property
     def knows_decode_worker(self) -> bool:
-        """Whether a decode worker still exists. It may be suspect, draining, or serve other weights."""
+        """Whether a decode worker still runs. It may be suspect or draining, or have other weights."""
         here = (WorkerStatus.SERVING, WorkerStatus.SUSPECT, WorkerStatus.DRAINING, WorkerStatus.OTHER_WEIGHTS)
         return any(w.status in here for w in self.decode_workers())
 
     @property
     def is_leaving(self) -> bool:
-        """Whether every decode worker drains and no other one is coming: no worker will take a request any more."""
+        """Whether every decode worker drains and no other is expected, so that none will take a request."""
         return {w.status for w in self.decode_workers()} == {WorkerStatus.DRAINING} and not self._awaits_decode
 
     def worker(self, worker_id: WorkerId) -> Worker | None:
@@ -164,11 +164,11 @@ class Fleet:
         self._change_listeners.append(listener)
 
     def on_report(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` whenever a worker reports or its status changes: often, so it has to be quick."""
+        """Calls `listener` whenever a worker reports or its status changes. It is called often, so it must be quick."""
         self._report_listeners.append(listener)
 
     async def wait_for_change(self, timeout_s: float) -> None:
-        """Returns when a worker's status changes, or when the time is over."""
+        """Returns when a worker's status changes, or after `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
@@ -191,10 +191,10 @@ class Fleet:
             await channel.close()
 
     def _take(self, view: fleet_pb2.FleetView, tasks: asyncio.TaskGroup) -> None:
-        """Makes the workers what the supervisor says they are.
+        """Takes over the supervisor's view: workers join, leave, or change their state.
 
-        A restarted supervisor lists workers as starting until it has found them: what is known of them stays in force.
-        A worker that died is listed as DEAD before it is listed as STARTING.
+        A restarted supervisor lists workers as STARTING until it has found them. Such workers stay, with what is known
+        of them. A worker that has died is listed as DEAD before it is listed as STARTING.
         """
         listed: set[WorkerId] = set()
         self._awaits_decode = False
@@ -230,7 +230,7 @@ class Fleet:
         self._note_change()
 
     def _route_to(self, fingerprint: str) -> None:
-        """Lets new requests go to the workers with this fingerprint; those with another one finish what they have."""
+        """Has new requests go to the workers with this fingerprint. Others finish the requests that they have."""
         if self._is_told_fingerprint and fingerprint == self.fingerprint:
             return
         log.info("requests go to other weights fingerprint=%s before=%s", fingerprint, self.fingerprint)
@@ -271,7 +271,7 @@ class Fleet:
         self._note_change()
 
     def _note_change(self) -> None:
-        """Wakes everyone who waits for a change of the fleet."""
+        """Wakes all tasks that wait for a change of the fleet, and calls the listeners."""
         self._changed.set()
         self._changed = asyncio.Event()
         for listener in self._change_listeners:
@@ -309,7 +309,7 @@ class Fleet:
         self._note_change()
 
     def _other_form(self, worker: Worker) -> str | None:
-        """Returns why the form of the worker's pages does not fit the fleet's; None where it does."""
+        """Returns why the form of the worker's pages does not fit the fleet's. None: it fits, and all of its role must have it."""
         form, known = worker.kv_form, self._forms.get(worker.role)
         if known not in (form, None):
             return f"its pages are {form}, those of the fleet's {worker.role.value} workers are {known}"
@@ -321,7 +321,7 @@ class Fleet:
         return None
 
     def _restate_facts(self) -> None:
-        """Takes the facts from the decode workers that are here; while there is none, the last facts stand."""
+        """Makes the facts from the present decode workers. Without any, the last facts stay."""
         current = (worker for worker in self.decode_workers() if not worker.has_other_weights)
         models = [worker.model for worker in current if worker.model is not None]
         if not models:
@@ -339,7 +339,7 @@ class Fleet:
 
 
 def _usable_epoch(entry: fleet_pb2.WorkerEntry) -> Epoch | None:
-    """Returns the epoch that is listed, or None where there is no process to talk to."""
+    """Returns the listed epoch of a worker that serves or drains, or None."""
     if entry.role not in (Role.PREFILL, Role.DECODE) or not entry.address:
         return None
     if entry.state not in (WORKER_STATE_SERVING, WORKER_STATE_DRAINING):

@@ -1,6 +1,6 @@
-"""Judges from several signals whether one epoch of a worker is alive, suspect or dead. The tracker is pure.
+"""Judges from several signals whether one epoch of a worker is alive, suspect or dead. The tracker reads no clock.
 
-ALIVE    It was heard lately and gets new work.
+ALIVE    Its events came lately. It gets new work.
 SUSPECT  It is silent, or its event stream broke: its requests stay there, new work goes elsewhere.
 DEAD     Every stream has been silent for longer, it refuses connections, or another epoch answers at its address:
          its requests continue elsewhere. A worker that was only frozen or cut off is alive again once it is heard.
@@ -24,7 +24,7 @@ from twostroke.rpc.silence import TICK_S
 log = logging.getLogger(__name__)
 
 REFUSALS = 2
-"""Refused connections in a row that mean that the port is closed, so that the process has ended."""
+"""Refused connections in a row after which the port counts as closed, so that the process has ended."""
 
 
 NEXT: dict[Liveness, frozenset[Liveness]] = {
@@ -35,7 +35,7 @@ NEXT: dict[Liveness, frozenset[Liveness]] = {
 
 
 class Signal(enum.StrEnum):
-    """What a worker is heard by; each comes over a connection of its own."""
+    """Signs that a worker runs. Each comes over a connection of its own."""
 
     EVENTS = "events"
     """Batches of its event log, even empty ones. Only workers that send these get new work."""
@@ -57,13 +57,13 @@ class Change:
     now: Liveness
     cause: LivenessCause
     signals: str
-    """Seconds for which each signal had been missing."""
+    """Text with the seconds since each signal, and the refused connections."""
 
 
 class LivenessTracker:
     """Tracks one epoch of one worker. Every method returns the change that it made, if any.
 
-    All times are by the listener's waking clock (`WakingClock`), on which its own lateness takes no time.
+    All times are of the router's `WakingClock`, which stands still while the router itself is late.
     """
 
     def __init__(self, patience: PatienceConfig, now_s: float) -> None:
@@ -89,7 +89,7 @@ class LivenessTracker:
     def refuse(self, now_s: float) -> Change | None:
         """Notes that a connection to its address was refused."""
         self._refusals += 1
-        if self._refusals < REFUSALS or self.liveness is not Liveness.SUSPECT:  # while events flow, it is only full
+        if self._refusals < REFUSALS or self.liveness is not Liveness.SUSPECT:  # an ALIVE one is only full
             return None
         return self._move(Liveness.DEAD, LivenessCause.REFUSED, self._signals(now_s))
 
@@ -100,10 +100,10 @@ class LivenessTracker:
         return None
 
     def look(self, now_s: float) -> Change | None:
-        """Judges silence; it has to be called regularly."""
+        """Judges silence. Call it regularly."""
         if self.liveness is Liveness.ALIVE and self.silence_s(Signal.EVENTS, now_s) >= self._patience.suspect_after_s:
             return self._move(Liveness.SUSPECT, LivenessCause.SILENCE, self._signals(now_s))
-        if not self._heard_s:  # it has nothing yet that could go elsewhere
+        if not self._heard_s:  # it has no requests yet
             return None
         silence_s = min(self.silence_s(signal, now_s) for signal in Signal)
         if self.liveness is Liveness.SUSPECT and silence_s >= self._patience.dead_after_s:
@@ -124,16 +124,16 @@ class LivenessTracker:
 
 
 class WakingClock:
-    """Counts the time for which a process was awake, without what it was frozen or kept from its event loop.
+    """Counts the seconds in which a process ran. Leaves out those in which it was frozen or its event loop was blocked.
 
-    `tick` is called every `tick_s`, and counts as that, however late it comes.
+    Call `tick` every `tick_s`. It counts as at most that, however late it comes.
     """
 
     def __init__(self, tick_s: float, now_s: float) -> None:
         self.tick_s = tick_s
         self.awake_s = 0.0
         self.late_s = 0.0
-        """All the time that was not counted."""
+        """Seconds that were not counted."""
         self._ticked_s = now_s
 
     def tick(self, now_s: float) -> None:
@@ -144,9 +144,9 @@ class WakingClock:
 
 
 class FailureDetector:
-    """Keeps a `LivenessTracker`, whose methods say what each signal means, for every epoch that it watches.
+    """Keeps a `LivenessTracker` for every watched epoch of a worker, and passes it the signals.
 
-    Signals of other epochs are ignored: those have just ended.
+    Signals of other epochs, which have just ended, are ignored.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class FailureDetector:
 
     @property
     def awake_s(self) -> float:
-        """A clock on which this process's own lateness takes no time."""
+        """Seconds on the clock that stands still while this process is late."""
         return self._clock.awake_s
 
     async def run(self) -> None:

@@ -1,4 +1,4 @@
-"""Gauges of the workers and of scaling, made when a router is scraped."""
+"""Metrics of the workers and of scaling, made at each scrape."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PAGE_STATES = ("free", "cached", "pinned", "arriving", "active", "quarantined")
 
 
 class FleetMetrics(Collector):
-    """Makes the gauges of workers at each scrape: workers come and go, and report many times a second."""
+    """Makes the gauges of workers only at a scrape, because workers come and go and report many times a second."""
 
     def __init__(
         self, registry: CollectorRegistry, workers: Mapping[WorkerId, Worker], block_count: Callable[[WorkerId], int]
@@ -69,7 +69,7 @@ class FleetMetrics(Collector):
 
 
 class ScalingMetrics(Collector):
-    """Shows what the supervisor says about scaling. All routers say the same."""
+    """Metrics of the supervisor's scaling. They are the same at all routers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._scaling = Scaling()

@@ -1,4 +1,4 @@
-"""The port of models that the fleet serves beside its own, by the names that clients call them."""
+"""The interface of models that the fleet serves besides its base model, by the names that clients use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from twostroke.rpc.v1.fleet_pb2 import FleetView
 
 
 class NamedModel(Protocol):
-    """The fleet's model with weights of its own beside it."""
+    """The base model with further weights of its own."""
 
     @property
     def name(self) -> str: ...
@@ -23,12 +23,12 @@ class NamedModel(Protocol):
         """When it was loaded, in Unix seconds."""
 
     def salted(self, salt: bytes) -> bytes:
-        """Returns a salt with which no other model has blocks in common."""
+        """Returns a salt of this model's blocks: no other model shares them."""
 
 
 NamedModels = Mapping[str, NamedModel]
 NamedModelsOf = Callable[[FleetView], NamedModels]
-"""Reads them from what the supervisor says."""
+"""Reads the named models from the supervisor's view."""
 
 
 def none_named(_: FleetView) -> NamedModels:

@@ -1,4 +1,4 @@
-"""The tokens of one attempt, as a link feeds them and the request's owner reads them."""
+"""The tokens of one attempt. A link feeds them, and the owner of the request reads them."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ class StreamLink(Protocol):
 
 
 class TokenDelta(NamedTuple):
-    """Tokens by which one choice has grown, and its end if it has ended. A tuple: one is made for every token."""
+    """New tokens of one choice, and its end if it has ended. A tuple is fast to make: each token needs one."""
 
     position: int
-    """Position of the first of them in the choice's output."""
+    """Position of the first token in the choice's output."""
     tokens: tuple[SampledToken, ...]
     finish: FinishReason | None = None
     cached_tokens: int = 0
-    """Prompt tokens whose KV was not computed for this request."""
+    """Prompt tokens whose KV was found cached."""
     lifetime: Mapping[str, float] = MappingProxyType({})
     """Instants that the worker has marked."""
     prompt_logprobs: PromptLogprobs | None = None
-    """Logprobs of the prompt, with the first token, where they are wanted."""
+    """Logprobs of the prompt, with the first token, if the client wants them."""
     proposals: Mapping[str, tuple[int, int]] = MappingProxyType({})
-    """Drafted and kept tokens of the attempt by drafter, with its end."""
+    """Drafted and accepted tokens of the whole attempt by drafter, with its end."""
     is_recovered: bool = False
-    """Whether a worker has computed them for another router, where a client has resumed its stream."""
+    """Whether the tokens are of an attempt of another router, from which the client has resumed its stream."""
 
 
 class TokenStream:
-    """Tokens of one attempt in order, without gap or duplicate. The link feeds it, the request's owner reads it."""
+    """The tokens of one attempt, in order, without gaps and duplicates."""
 
     def __init__(self, link: StreamLink, request_id: RequestId, attempt: int, next_position: int) -> None:
         self.link = link
@@ -59,19 +59,19 @@ class TokenStream:
         self.next_position = next_position
         """Position of the first token that has not arrived."""
         self.number = 0
-        """The worker's number of it, over the connection that has sent its latest entry."""
+        """The number that the worker has given the stream on the present connection; 0: none."""
         self.is_complete = False
-        """Whether the worker has ended it: there is nothing to close."""
+        """Whether the worker has ended the attempt, so that it needs no Close."""
         self._deltas: list[TokenDelta] = []
-        """What has come before it is read."""
+        """Deltas that arrived before `read`."""
         self._take: Callable[[TokenDelta], None] = self._deltas.append
-        """Called with what arrives."""
+        """Called with each delta that arrives."""
         self._finish: FinishReason | None = None
         self._error: Exception | None = None
         self._ended = asyncio.Event()
 
     def feed(self, entry: worker_pb2.TokenEntry) -> bool:
-        """Takes an entry. Returns False, and takes nothing, where tokens before it are missing."""
+        """Takes an entry. Returns False, and takes nothing, if tokens before it are missing."""
         if self.is_complete or self._error is not None:
             return True
         if entry.finish_reason == FinishReason.ERROR:
@@ -97,7 +97,7 @@ class TokenStream:
         return True
 
     def feed_token(self, position: int, token: int) -> bool:
-        """Takes a token without logprobs as `feed` takes an entry."""
+        """Takes a token without logprobs. Returns False, and takes nothing, if tokens before it are missing."""
         if self.is_complete or self._error is not None:
             return True
         if position == self.next_position:
@@ -114,14 +114,14 @@ class TokenStream:
         self.fail(error)
 
     def fail(self, error: ServeError) -> None:
-        """Ends the stream with an error. What has arrived is read first."""
+        """Ends the stream with an error, after the deltas that have arrived."""
         self._error = self._error or error
         self._ended.set()
 
     async def read(self, take: Callable[[TokenDelta], None]) -> FinishReason:
-        """Calls `take` with each delta, from now on as soon as it arrives. Returns the finish reason of the last one.
+        """Calls `take` with each delta as soon as it arrives. Returns the finish reason.
 
-        Raises the error that ended the stream, or what `take` has raised.
+        Raises the error that ended the stream, or that `take` has raised.
         """
         self._take = take
         try:
@@ -130,7 +130,7 @@ class TokenStream:
             self._deltas.clear()
             await self._ended.wait()
         finally:
-            self._take = _ignore  # the reader refers to this stream: together they would be a cycle
+            self._take = _ignore  # the reader refers to this stream, which would be a reference cycle
         if self._finish is None:
             assert self._error is not None
             raise self._error
@@ -146,10 +146,10 @@ class TokenStream:
             self._ended.set()
 
     def _give_up(self, error: Exception) -> None:
-        """Ends this request alone where its reader failed: the link has others."""
+        """Ends the stream because its reader failed. The link and its other streams go on."""
         self._error, self._take, self._finish = error, _ignore, None
         self._ended.set()
 
 
 def _ignore(_: TokenDelta) -> None:
-    """Drops what arrives for a stream that has no reader any more."""
+    """Drops what arrives for a stream without a reader."""

@@ -1,4 +1,4 @@
-"""One epoch of one worker as the router knows it, and what all decode workers say about the model that they serve."""
+"""One epoch of one worker as the router knows it, and the facts that all decode workers have in common."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from twostroke.rpc.v1.worker_pb2 import PageSource
 from twostroke.scheduler.cost import StepCost, StreamStep
 
 UNKNOWN_FORM = KvForm("")
-"""The form of a worker that has not introduced itself."""
+"""The page form of a worker whose facts are not known yet."""
 UTILISATION_AVERAGE_S = 60.0
-"""Time over which utilisation is averaged: bursts of seconds are queues, not utilisation."""
+"""Seconds over which utilisation is averaged. Bursts of some seconds are part of the queue instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +44,18 @@ class Liveness(enum.StrEnum):
 
 class WorkerStatus(enum.StrEnum):
     JOINING = "joining"
-    """The supervisor lists it; it has not introduced itself yet."""
+    """The supervisor lists the worker. Its facts or its first report are still missing."""
     SERVING = "serving"
     SUSPECT = "suspect"
     """The worker is silent, or its event stream broke: it gets no new work until it is heard again."""
     DEAD = "dead"
-    """The worker's requests continue elsewhere. A worker that has lost its engine reports it itself."""
+    """The worker was judged dead, or has reported that its engine is lost. Its requests continue elsewhere."""
     DRAINING = "draining"
-    """The worker finishes what it has."""
+    """The worker finishes its requests and takes no new ones."""
     REFUSED = "refused"
-    """The worker's pages would not fit the fleet's."""
+    """The worker's model, tokenizer or page form is not the fleet's."""
     OTHER_WEIGHTS = "other_weights"
-    """New requests go to workers with other weights; its requests stay there. A fleet that reloads has such workers."""
+    """New requests go to workers with other weights, as the fleet reloads. Its requests stay there."""
 
 
 @dataclass(slots=True)
@@ -67,23 +67,23 @@ class Worker:
     address: str
     epoch: Epoch
     state: WorkerState
-    """State that the supervisor reports."""
+    """State in the supervisor's view."""
     server: ServerInfo | None = None
     model: ModelInfo | None = None
     kv_form: KvForm = UNKNOWN_FORM
-    """The form of its pages, as `model` says it."""
+    """The form of its pages, from `model`."""
     load: Load = field(default_factory=Load)
     cost: StepCost = field(default_factory=StepCost)
-    """Cost of its steps. The costs of a stream are of all rows that it has in a step, proposed tokens included."""
+    """Cost of its steps. The cost of a stream is that of all its rows in a step, proposed tokens included."""
     step_tokens_each: float = 1.0
-    """Tokens of each stream that one of its steps makes known, on average."""
+    """Tokens that each stream gets in one of its steps, on average."""
     links: dict[WorkerId, LinkRate] = field(default_factory=dict)
     tier_page_s: tuple[float, ...] = (0.0,)
     """Seconds to load a page from each tier: device, host memory, disk, down to the worker's lowest tier."""
     reported_at_s: float | None = None
-    """When the last event batch came in, by this process's monotonic clock."""
+    """When the last event batch arrived, in seconds of this process's monotonic clock."""
     prefilled_at_s: float | None = None
-    """When it last reported newly computed prompt tokens: its costs are as old as that."""
+    """When it last reported newly computed prompt tokens, which it measures costs by."""
     _busy_share: float = field(default=0.0, init=False)
     liveness: Liveness = Liveness.SUSPECT
     refusal: str | None = None
@@ -107,7 +107,7 @@ class Worker:
 
     @property
     def takes_begun(self) -> bool:
-        """Whether requests that began with its weights may continue there. New requests may go elsewhere."""
+        """Whether requests begun with its weights may be placed there, even if new requests go to other weights."""
         return self.status in (WorkerStatus.SERVING, WorkerStatus.OTHER_WEIGHTS) and not self._was_told_to_drain
 
     @property
@@ -121,7 +121,7 @@ class Worker:
 
     @property
     def page_bytes(self) -> int | None:
-        """Bytes of one of its pages; None while it has not introduced itself."""
+        """Bytes of one of its pages. None: not known yet."""
         return None if self.model is None else self.model.page_bytes
 
     @property
@@ -130,12 +130,12 @@ class Worker:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of its weights and page form; empty while it has not introduced itself."""
+        """Digest of its weights and page form. Empty: not known yet."""
         return "" if self.server is None else self.server.fingerprint
 
     @property
     def page_source(self) -> PageSource:
-        """How others address it to pull its pages."""
+        """Its address and epoch, for workers that pull its pages."""
         return PageSource(worker_id=self.worker_id, address=self.address, epoch=str(self.epoch))
 
     def report(self, load: Load, now_s: float) -> None:
@@ -149,33 +149,33 @@ class Worker:
         self.cost = step_cost(load).with_streams(each)
         self.step_tokens_each = each.tokens
         self.tier_page_s = _tier_page_s(load)
-        if load.links != before.links:  # they seldom change, and there is one for every peer
+        if load.links != before.links:  # seldom, and there may be many
             self.links = {WorkerId(link.worker_id): LinkRate(link.latency_s, link.bytes_per_s) for link in load.links}
 
     def queue_s(self, now_s: float) -> float:
-        """Returns the seconds that are left of the queue that it last reported."""
+        """Returns the seconds that are left of the queue in its last report."""
         age_s = 0.0 if self.reported_at_s is None else now_s - self.reported_at_s
         return max(0.0, self.load.queued_s - age_s)
 
     @property
     def computes_until_s(self) -> float:
-        """When the queue that it reported will be done; 0 where it reported none."""
+        """When the queue in its last report will be computed, in seconds; 0 without a queue."""
         return self.load.queued_s and (self.reported_at_s or 0.0) + self.load.queued_s
 
     @property
     def utilisation(self) -> float:
-        """Share of the last minute or so that it spent on prompt tokens."""
+        """Share of about the last minute that it spent on prompt tokens."""
         return min(1.0, self._busy_share)
 
     def _note_busy(self, busy_s: float, elapsed_s: float) -> None:
-        """Adds to an exponential average. A step is reported when it has ended, so only sums of reports are exact."""
+        """Updates the exponential average. Steps are reported when they end, so `busy_s` may exceed `elapsed_s`."""
         passed = max(elapsed_s, 0.0) / UTILISATION_AVERAGE_S
         weight = -math.expm1(-passed) / passed if passed else 1.0
         self._busy_share = self._busy_share * math.exp(-passed) + weight * busy_s / UTILISATION_AVERAGE_S
 
 
 def step_cost(load: Load) -> StepCost:
-    """Returns the cost of a worker's steps, as the worker has measured it; zeros before it has."""
+    """Returns the measured cost of a worker's steps; zeros before it has measured any."""
     costs = load.costs
     return StepCost(
         step_s=costs.step_s,
@@ -188,16 +188,16 @@ def step_cost(load: Load) -> StepCost:
 
 
 def stream_step(load: Load) -> StreamStep:
-    """Returns what a worker's steps do for each stream.
+    """Returns the average rows and tokens that each stream has in a worker's step.
 
-    A worker that reports nothing makes one token known per step.
+    They are one row and one token for a worker that reports none.
     """
     each = load.stream_step
     return StreamStep(each.rows or 1.0, each.tokens or 1.0, each.before_s)
 
 
 def token_cost(load: Load) -> StepCost:
-    """Returns what a worker's steps cost, with the costs of a stream divided by the tokens that it gets in a step."""
+    """Returns the cost of a worker's steps, with a stream's cost divided by its tokens in a step."""
     each = stream_step(load)
     return step_cost(load).with_streams(each).per_token(each.tokens)
 
@@ -211,26 +211,26 @@ def _tier_page_s(load: Load) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Size of the pages that the whole fleet shares."""
+    """Sizes of pages, which are the same in the whole fleet."""
 
     block_size: int
     page_bytes: int
     tail_blocks: int = 0
-    """Number of last blocks of a prefix whose pages in the further group are needed to continue; 0: one group."""
+    """Last blocks of a prefix whose pages in the further group are needed to continue after it; 0: one group."""
     further_page_bytes: int = 0
     """Bytes of a page in the further group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingFacts(Shape):
-    """What the decode workers say about the model they serve; they all say the same."""
+    """Facts about the model that are the same at all decode workers, and the size of the smallest pool."""
 
     model: str
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     pool_tokens: int
-    """Tokens that fit into one decode worker's pool."""
+    """Tokens that fit into the smallest pool of a decode worker."""
     pool_pages: int
     dtype: str
     kv_form: KvForm
@@ -239,9 +239,9 @@ class ServingFacts(Shape):
 
     @property
     def context_tokens(self) -> int:
-        """Tokens that prompt and answer of one choice may have together: the model's, or what a whole pool fits."""
+        """Most tokens of prompt and output of one choice: as many as model and pool can hold."""
         return min(self.max_model_len, self.pool_tokens)
 
 
 SAME_FACTS = (*(each.name for each in fields(Shape)), "model", "max_model_len", "vocab_size", "dtype")
-"""Facts that stand in a `ModelInfo` under the same names."""
+"""Facts that have the same names in `ModelInfo`."""

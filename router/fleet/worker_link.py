@@ -1,4 +1,4 @@
-"""The router's connection to one epoch of one decode worker, over which requests are opened and all tokens come.
+"""The router's connection to one epoch of one decode worker, for all of its requests and their tokens.
 
 If only the shared token stream breaks, the link asks the same epoch to continue every open request from its next
 position. The link is lost if that epoch is dead (see `liveness`), if another epoch answers at its address, or if it had
@@ -37,17 +37,17 @@ log = logging.getLogger(__name__)
 Response = TypeVar("Response")
 
 OPEN_TIMEOUT_S = 10.0
-"""Deadline of Open, which only queues: a worker that needs longer is as good as lost."""
+"""Deadline of Open, in seconds. Open only queues a request, so a worker that needs longer counts as lost."""
 CLOSE_TIMEOUT_S = 2.0
-"""Deadline of Close. A worker that cannot be told drops the request when its grace period ends."""
+"""Deadline of Close, in seconds. Without a Close, the worker drops the request after its grace period."""
 REACH_TIMEOUT_S = 1.0
-"""Deadline of one attempt to reach the same epoch again."""
+"""Deadline of one attempt to reach the worker, in seconds."""
 DELIVERY_S = 0.002
 """Seconds of one turn of the event loop for a step's tokens: those of a thousand choices come together."""
 REACH_PAUSE_S = 0.15
-"""Pause between attempts. It is longer than the channel's first backoff, so that each attempt really dials."""
+"""Seconds between attempts: longer than the channel's first backoff, so that each attempt really connects."""
 RESTREAM_PAUSE_S = 0.02
-"""Pause after a token stream has ended: a worker that ends it again and again must not keep the router busy."""
+"""Seconds after a token stream has ended: a worker that always ends it must not keep the router busy."""
 
 _LINK_TROUBLE = frozenset(
     {
@@ -59,7 +59,7 @@ _LINK_TROUBLE = frozenset(
         grpc.StatusCode.ABORTED,
     }
 )
-"""Codes that gRPC itself gives when a connection or a process ends under a call."""
+"""Status codes of gRPC itself when a connection or a process ends during a call."""
 
 
 class WorkerLink:
@@ -77,28 +77,29 @@ class WorkerLink:
         self.epoch = worker.epoch
         self.lost: PeerLost | None = None
         self.is_over = False
-        """Whether the epoch has ended; otherwise it may be reached again, though this link is lost."""
+        """Whether the epoch has ended. Otherwise a new link may reach it, even if this one is lost."""
         self._router_id = router_id
         self._metrics = metrics
         self._channel = PeerChannel(worker.address, membership)
         self._decode = DecodeStub(self._channel.channel)
         self._streams: dict[tuple[RequestId, int], TokenStream] = {}
         self._numbered: dict[int, TokenStream] = {}
-        """Streams by the numbers that the worker has given them over the present connection."""
+        """Streams by the numbers that the worker has given them on the present connection."""
         self._opening: set[tuple[RequestId, int]] = set()
         self._repairing: set[tuple[RequestId, int]] = set()
+        """Streams for which an Attach on the present connection is under way."""
         self._connections = 0
-        """How many token streams have begun."""
+        """Number of token streams that have begun."""
         self._up = asyncio.Event()
         self._down_since_s = detector.awake_s
 
     @property
     def fingerprint(self) -> str:
-        """Returns the fingerprint of the worker, which computes all tokens of this epoch; empty while it is unknown."""
+        """Fingerprint of the worker. Empty: not known yet."""
         return self._worker.fingerprint
 
     async def run(self) -> None:
-        """Keeps the token stream open until the epoch is lost or this is cancelled; then open requests fail."""
+        """Keeps the token stream open until the link is lost or this is cancelled. Then open requests fail."""
         patience_s = self._detector.patience.dead_after_s
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -115,7 +116,7 @@ class WorkerLink:
             await self._channel.close()
 
     def lose(self, reason: str) -> None:
-        """Fails every open request at once."""
+        """Marks the link as lost, and fails every open request."""
         if self.lost is not None:
             return
         self.lost = PeerLost(f"decode worker {self.worker_id} (epoch {self.epoch}) is lost: {reason}")
@@ -127,27 +128,27 @@ class WorkerLink:
             stream.fail(self.lost)
 
     async def open(self, message: worker_pb2.OpenRequest, stream: TokenStream) -> None:
-        """Queues a request on the worker; its tokens go to `stream`. Whatever this raises, call `forget` after it."""
+        """Opens a request at the worker. Its tokens go to `stream`. If this raises, call `forget`."""
         async with self._beginning(stream):
             await self._call(self._decode.Open, message, OPEN_TIMEOUT_S)
 
     async def find(self, stream: str) -> list[worker_pb2.RequestSnapshot]:
-        """Returns what the worker has of a client's stream, whichever router began it."""
+        """Returns the worker's attempts of a client's stream, whichever router began them."""
         found = await self._call(self._decode.Find, worker_pb2.FindRequest(stream=stream), REACH_TIMEOUT_S)
         return list(found.requests)
 
     async def reattach(self, stream: TokenStream, had_attempt: int, deadline_s: float | None) -> None:
-        """Takes a request over from another router, which had it as `had_attempt`. Call `forget` if this raises."""
+        """Takes over attempt `had_attempt` of another router, under a new number. If this raises, call `forget`."""
         async with self._beginning(stream):
             await self._attach(stream, had_attempt, deadline_s)
 
     def forget(self, stream: TokenStream) -> None:
-        """Delivers no more tokens to it; the caller decides whether the worker has to be told."""
+        """Delivers no more tokens to the stream. The caller decides whether it needs a Close."""
         self._streams.pop((stream.request_id, stream.attempt), None)
         self._unnumber(stream)
 
     async def close(self, stream: TokenStream) -> bool:
-        """Tells the worker that the request is no longer wanted. Returns False where it could not be told."""
+        """Calls Close at the worker: the attempt is not wanted any more. Returns False if the call failed."""
         if self.lost is not None:
             return False
         reach(Point.ROUTER_CLOSING)
@@ -160,13 +161,13 @@ class WorkerLink:
         return True
 
     async def fetch(self, message: worker_pb2.FetchRequest) -> int:
-        """Lets the worker pull blocks into its cache. Returns how many of those blocks it has then."""
+        """Has the worker pull blocks into its cache. Returns how many of them it has afterwards."""
         fetch, timeout_s = PagesStub(self._channel.channel).Fetch, call_timeout_s(message.within_s + REACH_TIMEOUT_S)
         return (await self._call(fetch, message, timeout_s)).blocks
 
     @contextlib.asynccontextmanager
     async def _beginning(self, stream: TokenStream) -> AsyncIterator[None]:
-        """Registers a stream while the block opens it. Tokens that a broken connection loses are asked for."""
+        """Registers a stream that the block opens. If the connection broke meanwhile, attaches the stream again."""
         await self._until_up()
         key = (stream.request_id, stream.attempt)
         connection = self._connections
@@ -191,7 +192,7 @@ class WorkerLink:
             raise self.lost
 
     async def _reach(self) -> bool:
-        """Returns True once the expected epoch has answered; False where it is to be tried again, or is lost."""
+        """Returns whether the expected epoch has answered. If another one or an error did, the link is lost."""
         control = ControlStub(self._channel.channel)
         try:
             info = await self._call(control.GetServerInfo, control_pb2.GetServerInfoRequest(), REACH_TIMEOUT_S)
@@ -234,7 +235,7 @@ class WorkerLink:
                 self._down_since_s = self._detector.awake_s
 
     def _begin_connection(self, tasks: asyncio.TaskGroup) -> None:
-        """Attaches what is open. The worker's first (empty) batch says that attaching cannot overtake the stream."""
+        """Attaches open requests. The worker's first (empty) batch shows that no Attach can overtake the stream."""
         self._connections += 1
         self._numbered.clear()
         for key, stream in self._streams.items():
@@ -267,7 +268,7 @@ class WorkerLink:
                 self._repair(stream, tasks)
 
     def _number(self, stream: TokenStream, number: int) -> None:
-        """Takes the worker's number of a stream in place of an earlier one; 0 is none."""
+        """Notes the number that the worker has given a stream. 0: none."""
         if number and number != stream.number:
             self._unnumber(stream)
             stream.number = number
@@ -279,7 +280,7 @@ class WorkerLink:
             del self._numbered[stream.number]
 
     def _repair(self, stream: TokenStream, tasks: asyncio.TaskGroup) -> None:
-        """Asks for what is missing, unless that has been done already."""
+        """Attaches a stream again to get its missing tokens, unless that is under way."""
         key = (stream.request_id, stream.attempt)
         if key in self._repairing or stream.is_complete:
             return
@@ -327,7 +328,7 @@ class WorkerLink:
         )
 
     async def _call(self, method: Callable[..., Awaitable[Response]], request: Message, timeout_s: float) -> Response:
-        """Returns the response, or raises what its failure means: trouble of the link itself is PeerLost."""
+        """Returns the response. Raises PeerLost if the connection failed, or else the worker's error."""
         try:
             return await method(request, metadata=self._channel.metadata, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
