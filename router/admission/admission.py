@@ -1,13 +1,13 @@
-"""Decides which requests go to their workers now, which are queued, and which are refused. Pure: the clock comes in.
+"""Decides which requests go to their workers now, which are queued, and which are refused. Time is passed in.
 
-A request that is dispatched cannot be overtaken any more, nor sent elsewhere. So a worker is given only as much work
-ahead as keeps it busy (see `capacity`). The rest is queued here, where urgent requests pass (see `fair_queue`), and
-each is decided anew when its turn comes (late binding). A queued request keeps a reservation on the workers to which it
-would go now, so that others count with it. A request is refused when its first token is predicted to come after its
-limit.
+A request that was sent to a worker can neither be overtaken nor sent to another one. So a worker gets only as much
+work ahead as keeps it busy (see `capacity`). Other requests are queued here, where urgent ones go first (see
+`fair_queue`), and each is routed again when its turn comes (late binding). A queued request keeps a reservation on the
+workers to which it would go now, so that others count it. A request is refused when its first token is predicted to
+come after its limit.
 
-`enter` says at once that a request goes or is refused, or queues it; `wake` says later what has become of queued ones.
-`first_token` and `leave` tell when a request is out of the way of others.
+`enter` returns at once whether a request goes or is refused, or else queues it. `wake` returns verdicts on queued ones.
+Call `first_token` and `leave` when a request delays others no more.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from router.routing.selector import Selector, Workers
 from twostroke.base.ids import RequestId, WorkerId
 
 HEADS = 16
-"""Queued requests looked at per wake, however many there are."""
+"""Most queued requests that a wake looks at."""
 SCANNED = 256
-"""Queued requests looked at where a worker has time to which some of them would go: enough to find those."""
+"""Most queued requests that a wake looks at if a free worker would compute some of the queue: enough to find those."""
 MOST_DECIDED = 4
-"""Verdicts and prices per wake; the rest comes in the next one. Among 64 workers a decision takes most of a
-millisecond, and tokens of other streams wait for the end of a wake."""
+"""Most verdicts and decisions in a wake; others follow in the next one. Among 64 workers, a decision takes most of a
+millisecond, and tokens of all streams wait until the wake ends."""
 MOST_RECONSIDERED = 2
-"""Requests with a busy worker that are priced again in vain per wake because another worker has time."""
+"""Requests that may be routed again in vain in a wake because another worker than theirs has time."""
 RECONSIDER_S = 0.05
-"""Time between two such attempts: prices of busy workers change with their queues, which are seconds long."""
+"""Seconds between two such attempts. Prices of busy workers change slowly: their queues are seconds long."""
 NOTED_AHEAD = 64
-"""Queued requests noted as ahead of a refused one: the latest are enough to know when it would have run."""
+"""Most queued requests that are noted as ahead of a refused one. The latest show when it would have run."""
 STALE_SPARED = 64
-"""Stale limits that are kept, besides as many as requests are queued, before they are swept out."""
+"""Stale entries of `_late` that are kept, besides one for each queued request."""
 SHORTEST_WAIT_S = 0.001
-"""Shortest time until the next wake: predictions are not finer."""
+"""Shortest time until the next wake, in seconds: predictions are not more exact."""
 
 
 class Admission:
-    """Serves one router, or one simulated one."""
+    """Admission of one router, real or simulated."""
 
     def __init__(self, rules: Rules, selector: Selector, reservations: Reservations) -> None:
         self.false_rejections = FalseRejections()
@@ -58,14 +58,14 @@ class Admission:
         self._fairness = Fairness()
         self._queued: dict[RequestId, Placement] = {}
         self._reserved_s: dict[int, dict[WorkerId, float]] = {}
-        """Reserved for queued requests, by class and worker."""
+        """Seconds that are reserved for queued requests, by class and worker."""
         self._computed_by: Counter[WorkerId] = Counter()
-        """How many queued requests each worker would compute."""
+        """Number of queued requests that each worker would compute."""
         self._late: list[tuple[float, int, RequestId]] = []
-        """Requests by latest start; those no longer queued, or decided anew, are passed over."""
+        """Heap of (latest start, order, request). Entries of requests that left or were routed again are skipped."""
         self._order = itertools.count()
         self._displaced: list[Verdict] = []
-        """Verdicts for the next wake."""
+        """Refusals of displaced requests, which the next wake returns."""
         self._reconsidered_at_s = -math.inf
         self._wake_at_s: float | None = None
 
@@ -75,15 +75,15 @@ class Admission:
 
     @property
     def wake_at_s(self) -> float | None:
-        """When `wake` is worth a call although nothing has happened; None: only events can change anything."""
+        """When to call `wake` even if nothing has changed, in seconds. None: only after changes."""
         return min((at_s for at_s in (self._wake_at_s, self._next_late_s()) if at_s is not None), default=None)
 
     def fairness(self, now_s: float) -> float:
-        """Returns Jain's index over tenants."""
+        """Returns Jain's index of how evenly tenants are served: 1 is even."""
         return self._fairness.index(self._queue.queued_s_by_tenant(), now_s)
 
     def enter(self, request: QueuedRequest, workers: Workers, now_s: float) -> Placement | Refused | None:
-        """Returns None where the request is queued, and `wake` is due. There has to be a decode worker."""
+        """Returns the verdict. None: the request is queued, and `wake` is due. `workers` need a decode worker."""
         request = self.capacity.limited(request, workers, self._rules.slo_ttft_s, now_s)
         displaced = None
         if len(self._queued) >= self._rules.most_queued and not request.is_urgent:
@@ -108,7 +108,7 @@ class Admission:
         return None
 
     def wake(self, workers: Workers, now_s: float) -> list[Verdict]:
-        """Returns what has become of queued requests. Call it when workers have changed, and at `wake_at_s`."""
+        """Returns verdicts on queued requests. Call it when workers have changed, and at `wake_at_s`."""
         if self.false_rejections.followed:
             self.false_rejections.look(workers.by_id, now_s)
         verdicts, self._displaced, self._wake_at_s = self._displaced, [], None
@@ -125,7 +125,7 @@ class Admission:
         return verdicts
 
     def first_token(self, request_id: RequestId, now_s: float) -> bool:
-        """Notes that a request's prompt is computed. Returns False where that was known."""
+        """Notes that a request's prompt is computed. Returns False if that was noted before."""
         sent = self.capacity.done(request_id)
         if sent is None:
             return False
@@ -136,7 +136,7 @@ class Admission:
         return True
 
     def leave(self, request_id: RequestId, now_s: float) -> None:
-        """Removes a request that is over, or has lost its client, from wherever it is."""
+        """Removes a request that is over, queued or sent."""
         if request_id in self._queued:
             self._drop(self._queued[request_id])
             self._queue.remove(request_id)
@@ -146,14 +146,14 @@ class Admission:
             self.false_rejections.gone(request_id, now_s)
 
     def _take_turns(self, workers: Workers, now_s: float) -> Iterator[Verdict]:
-        """Releases the next ones in order, as far as the workers that would compute them have time.
+        """Releases the next requests in order if the workers that would compute them have time.
 
-        One that has to wait does not stop those behind it that would go elsewhere. A request is refused here only if
-        what workers report makes it late: what was just sent may be part of their reports already.
+        A request that has to wait does not stop later ones that would go to other workers. A request is refused here
+        only if the reported queues make it late: what was just sent may be part of these already.
         """
         free = self.capacity.free(workers, now_s)
         before_s: dict[WorkerId, float] = {}
-        """Reserved for requests before this one that stay."""
+        """Seconds that are reserved for earlier requests of this wake, which stay queued."""
         decided, stay = 0, list[Placement]()
         for head in self._heads(free):
             if decided == MOST_DECIDED:
@@ -175,9 +175,9 @@ class Admission:
         yield from self._fill_idle(stay[:HEADS], workers, free, now_s)
 
     def _fill_idle(self, stay: list[Placement], workers: Workers, free: Free, now_s: float) -> Iterator[Verdict]:
-        """Offers idle workers to the requests that would wait longest elsewhere.
+        """Routes the last requests that stay again, since free workers are left.
 
-        The first in order would not take them: their turn is near, and what waits behind them is nothing to them.
+        The first in order would hardly gain by that: their own workers are soon free.
         """
         if not free.computing or now_s < self._reconsidered_at_s + RECONSIDER_S:
             return
@@ -218,7 +218,7 @@ class Admission:
         return released
 
     def _heads(self, free: Free) -> list[Placement]:
-        """Returns the next few in order; where a free worker is some requests' choice, enough to find those."""
+        """Returns the next few requests in order, or more if free workers would compute some of the queue."""
         if not free.computing:
             return []
         count = HEADS if free.computing.isdisjoint(self._computed_by) else SCANNED
@@ -230,7 +230,7 @@ class Admission:
         return self._has_time(placement, workers, Free(computing, {decode.worker_id: self.capacity.room(decode)}))
 
     def _may_reconsider(self, placement: Placement, before_s: float) -> bool:
-        """Returns whether it may be decided anew: it was not decided just now."""
+        """Returns whether the request may be routed again: its last decision is older than `before_s`."""
         return self._rules.reconsiders and placement.decided_at_s < before_s
 
     def _has_time(self, placement: Placement, workers: Workers, free: Free) -> bool:
@@ -242,7 +242,7 @@ class Admission:
     def _decide(
         self, request: QueuedRequest, workers: Workers, passes_s: Mapping[WorkerId, float], now_s: float
     ) -> Placement:
-        """Chooses and reserves, whatever becomes of the request."""
+        """Chooses workers, and reserves them for the request, even if it will be queued or refused."""
         decision = self._selector.select(request, workers, now_s, passes_s=passes_s, is_tentative=True)
         shares_s = {
             worker: self._reservations.own_share(request.request_id, worker).seconds
@@ -256,7 +256,7 @@ class Admission:
     def _decide_anew(
         self, before: Placement, workers: Workers, before_s: Mapping[WorkerId, float], now_s: float
     ) -> Placement:
-        """Decides anew where the next request goes. Only those that this wake looked at earlier are ahead of it."""
+        """Routes a queued request again, as if only the earlier requests of this wake (`before_s`) were ahead of it."""
         self._drop(before)
         self._reservations.end(before.request_id)
         passes_s: dict[WorkerId, float] = {}
@@ -269,7 +269,7 @@ class Admission:
         return placement
 
     def _passed_by(self, request: QueuedRequest) -> dict[WorkerId, float]:
-        """Returns the part of what queued requests have reserved that this request would go before."""
+        """Returns the reserved seconds of queued requests that this request would overtake, by worker."""
         passed_s: dict[WorkerId, float] = {}
         for priority, reserved in self._reserved_s.items():
             before = 0.0 if request.is_urgent or priority < request.routing.priority else 1.0
@@ -279,7 +279,7 @@ class Admission:
         return passed_s
 
     def _refuse_late(self, workers: Workers, now_s: float) -> list[Verdict]:
-        """Refuses queued requests that would be late even if they went now."""
+        """Refuses queued requests whose latest start has passed."""
         verdicts: list[Verdict] = []
         while len(verdicts) < MOST_DECIDED:
             latest_start_s = self._next_late_s()
@@ -299,7 +299,7 @@ class Admission:
         return None
 
     def _first_token_at_s(self, placement: Placement, workers: Workers, now_s: float) -> float:
-        """Predicts the first token behind everything that goes before it."""
+        """Predicts when the first token would come, after all requests that are before this one."""
         request, computed_by = placement.request, placement.computed_by
         worker = workers.by_id.get(computed_by)
         wait_s = 0.0 if worker is None else self.capacity.queue_s(worker, now_s)
@@ -322,7 +322,7 @@ class Admission:
         return Refused(request.request_id, reason, first_token_at_s - now_s, first_token_at_s - request.limit_s)
 
     def _ahead_of(self, refused: Placement) -> Iterator[RequestId]:
-        """Yields what would have run before a refused request on its worker."""
+        """Yields requests that would have run on its worker before a refused request."""
         yield from self.capacity.sent_to(refused.computed_by)
         latest: Iterable[Placement] = itertools.islice(reversed(self._queued.values()), HEADS * NOTED_AHEAD)
         before = (
@@ -345,7 +345,7 @@ class Admission:
         return placement
 
     def _displace(self, placement: Placement, now_s: float) -> None:
-        """Refuses a queued request: the queue is full, and another tenant has a right to its place."""
+        """Refuses a queued request: the queue is full, and its place goes to another request."""
         self.leave(placement.request_id, now_s)
         self._fairness.refused(placement.request.routing.tenant, placement.decision.forecast.prefill_s, now_s)
         self._displaced.append(Refused(placement.request_id, Reason.QUEUE_FULL))
@@ -368,11 +368,11 @@ class Admission:
         if not self._computed_by[placement.computed_by]:
             del self._computed_by[placement.computed_by]
         if not self._queued:
-            self._reserved_s.clear()  # and with it what rounding left
+            self._reserved_s.clear()  # drops rounding errors
 
 
 def _is_late(placement: Placement, first_token_at_s: float) -> bool:
-    """Returns whether the limit would be missed; never true while its worker's speed is unknown."""
+    """Returns whether the limit would be missed. It is False while the worker's speed is not trusted."""
     limit_s = placement.request.limit_s
     return placement.latest_start_s is not None and limit_s is not None and first_token_at_s > limit_s
 

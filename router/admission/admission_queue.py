@@ -1,4 +1,4 @@
-"""Admission with a clock, and a future for each request that waits for its turn."""
+"""Runs `Admission` with a clock, and with a future for each queued request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from twostroke.base.ids import RequestId
 from twostroke.observability.telemetry import TTFT_BUCKETS_S
 
 PAUSE_S = 0.002
-"""Pause between two looks at the queue: reports of many workers come together."""
+"""Seconds between two wakes: reports of many workers arrive together."""
 
 
 class AdmissionQueue:
@@ -31,9 +31,9 @@ class AdmissionQueue:
         self._metrics.fairness.set_function(lambda: admission.fairness(time.monotonic()))
 
     async def admit(self, request: QueuedRequest, workers: Workers) -> Placement | None:
-        """Returns when the request may go; None where all decode workers have gone meanwhile.
+        """Returns the placement when the request may go. None: all decode workers have gone meanwhile.
 
-        Raises Overloaded. `first_token` or `left` has to be called for what was placed.
+        Raises Overloaded. After a placement, call `first_token` and, when the request is over, `left`.
         """
         entered_s = time.monotonic()
         begun_s = time.perf_counter()
@@ -60,12 +60,12 @@ class AdmissionQueue:
             self.notice()
 
     def left(self, request_id: RequestId) -> None:
-        """Notes that the request is over, in whatever state it was."""
+        """Notes that the request is over, queued or sent."""
         self._admission.leave(request_id, time.monotonic())
         self.notice()
 
     async def run(self) -> None:
-        """Lets queued requests go as their turns come, until it is cancelled."""
+        """Wakes admission and hands its verdicts to waiting requests, until it is cancelled."""
         while True:
             wake_at_s = self._admission.wake_at_s
             left_s = None if wake_at_s is None else wake_at_s - time.monotonic()
@@ -114,7 +114,7 @@ class _AdmissionMetrics:
             self.refusals.labels(ROLE, reason.value)
 
     def follow(self, rejections: FalseRejections) -> None:
-        """Counts what was found out since the last call."""
+        """Counts the refusals that were judged since the last call."""
         self._followed.inc(rejections.followed - self._seen_followed)
         self._false.inc(rejections.count - self._seen_false)
         self._seen_followed, self._seen_false = rejections.followed, rejections.count

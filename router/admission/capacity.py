@@ -1,4 +1,4 @@
-"""Tells whether a worker would begin one more request now, or only queue it. Pure."""
+"""Predicts whether a worker would begin one more request now, or only queue it. Time is passed in."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from twostroke.base.ids import RequestId, WorkerId
 from twostroke.config import Role
 
 STEPS_AHEAD = 2.0
-"""Steps of work that a worker must have ahead so that it never idles: the running one, and a full one after it."""
+"""Steps of work that a worker needs ahead to be never idle: the running one, and a full one after it."""
 TRUSTED_S = 10.0
-"""Age of an idle worker's costs above which they refuse no request."""
+"""Seconds after which measured costs of an idle worker are too old to refuse a request."""
 OPEN_MEMORY = 0.05
 """Weight of the latest Open in the expected duration of the next one."""
 OUTPUT_MARGIN = 1.25
-"""Safety factor on the expected time of an output: without it half of those sent at the last moment would be late."""
+"""Factor on the expected seconds of an output. Without it, half of those that are sent at the limit would be late."""
 MOST_OUTPUT_SHARE = 0.5
-"""Largest share of the client's time that the expected output may take. This output may be shorter than others were."""
+"""Largest share of the time until the deadline that counts for the output, which may be shorter than others were."""
 USUAL_OPEN_S = 0.005
-"""Expected duration of an Open before the first one."""
+"""Expected seconds of an Open before the first one."""
 MOST_SLOTS = 0.75
-"""Share of a decode worker's slots for one tenant's requests where others are active as well."""
+"""Share of a decode worker's slots that one tenant's requests may hold while others are active."""
 MOST_ENDING = 0.25
 """Most of a worker's slots, as a share, that may be expected back while a request is on its way, if several tenants are
 active. The requests that hold slots may want longer outputs than those that have ended, and other tenants would wait
 for them. A single tenant waits for no other tenant, and the predicted times include what waits at the worker."""
 MOST_LONE_ENDING = 0.25
-"""Share of a worker's own queue for such requests where one tenant is active. It is not the whole queue: a request that
-the worker refuses has no place in any queue, and other routers send requests there, too."""
+"""The same bound if one tenant is active, as a share of the worker's own queue. It is not the whole queue, since other
+routers send requests there, too, and a request that the worker refuses loses its place."""
 
 
 REMEMBERED_S = 60.0
-"""Time for which a tenant stays active after a request: others' work must not pile up between its requests."""
+"""Seconds for which a tenant is active after a request: others' work must not pile up between its requests."""
 
 
 class ActiveTenant(NamedTuple):
-    """Requests that compete with others as one."""
+    """A tenant in one class. Its requests compete with those of others as one."""
 
     priority: int
     tenant: str
     siblings: int
-    """Choices of a client request for so many that others would wait for them; 0 for fewer."""
+    """Number of choices of a client request with very many: it competes as a tenant of its own. 0: other requests."""
 
     @classmethod
     def of(cls, request: QueuedRequest) -> ActiveTenant:
@@ -62,7 +62,7 @@ class ActiveTenant(NamedTuple):
 class ActiveTenants:
     def __init__(self) -> None:
         self._arrived_at_s: dict[ActiveTenant, float] = {}
-        """The longest ago comes first."""
+        """When each tenant's latest request arrived, in seconds; the oldest comes first."""
         self._by_priority: Counter[int] = Counter()
 
     @property
@@ -70,7 +70,7 @@ class ActiveTenants:
         return len(self._arrived_at_s) > 1
 
     def has_rivals(self, claim: ActiveTenant) -> bool:
-        """Returns whether other tenants with the same or a higher class are active."""
+        """Returns whether other tenants of the same or a higher class are active."""
         others = sum(count for priority, count in self._by_priority.items() if priority >= claim.priority)
         return others > (claim in self._arrived_at_s)
 
@@ -87,16 +87,16 @@ class ActiveTenants:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Free capacity of the workers. One pass over the queue reduces it by each request that it admits."""
+    """Free capacity of the workers. Each request that a wake releases reduces it."""
 
     computing: set[WorkerId]
     """Workers that would begin to compute a prompt at once, or almost at once."""
     room: dict[WorkerId, float]
-    """How many more requests each decode worker has room for. At 0 there is room for one."""
+    """For each decode worker, how many requests it has room for besides one more. Below 0, there is no room."""
 
 
 class Capacity:
-    """Knows which requests this router has sent to each worker and that have no first token yet."""
+    """Predicts free capacity from reports and from the requests that this router has sent since."""
 
     def __init__(self, selector: Selector, reservations: Reservations, lone_ahead_s: float) -> None:
         self._selector = selector
@@ -107,7 +107,7 @@ class Capacity:
         self._sent_to: dict[WorkerId, dict[RequestId, None]] = {}
         self._open_s = USUAL_OPEN_S
         self._slots: dict[RequestId, tuple[WorkerId, ActiveTenant]] = {}
-        """The slot of a decode worker that each request holds, or is on its way to."""
+        """The decode worker at which each request holds a slot, or will hold one, and its tenant."""
         self._taken: Counter[tuple[WorkerId, ActiveTenant]] = Counter()
         self.tenants = ActiveTenants()
 
@@ -121,7 +121,7 @@ class Capacity:
             self._sent_to.setdefault(worker, {})[request_id] = None
 
     def done(self, request_id: RequestId) -> Placement | None:
-        """Notes that the prompt is computed or given up. Returns its placement, or None if that was noted before."""
+        """Notes that a prompt is computed or its request over. Returns the placement. None: that was noted before."""
         placement = self._sent.pop(request_id, None)
         for worker in () if placement is None else {placement.computed_by, placement.decision.decode}:
             ahead = self._sent_to[worker]
@@ -140,10 +140,10 @@ class Capacity:
                 del self._taken[slot]
 
     def limited(self, request: QueuedRequest, workers: Workers, slo_s: float | None, now_s: float) -> QueuedRequest:
-        """Returns the request with the time by which its first token must have come.
+        """Returns the request with `limit_s` set: the time by which its first token must have come.
 
-        Its deadline becomes the client's, less the time that the output after the first token is expected to take: an
-        output that cannot finish in time would cost others their slots for nothing.
+        Its deadline becomes the client's less the expected seconds of the output after the first token: an output
+        that cannot finish in time would hold a slot for nothing.
         """
         slo_at_s = None if slo_s is None else request.arrived_s + slo_s
         if request.deadline_s is None or not workers.decode:
@@ -160,9 +160,9 @@ class Capacity:
         return dataclasses.replace(request, deadline_s=deadline_s, limit_s=limit_s)
 
     def cost_s(self, request: QueuedRequest, decision: Decision, workers: Workers) -> float:
-        """Returns what the request costs its tenant: its prompt, and what its tokens add to steps of its decode worker.
+        """Returns the seconds that the request costs its tenant: its prefill, and what its output adds to decode steps.
 
-        It counts as many tokens as the output may have, or as outputs have had lately.
+        The output counts with the tokens of recent outputs, or fewer if it may not have so many.
         """
         decode = workers.by_id.get(decision.decode)
         if decode is None:
@@ -176,11 +176,11 @@ class Capacity:
         return self._sent_to.get(worker, ())
 
     def opened_in(self, seconds: float) -> None:
-        """Notes how long an Open took."""
+        """Notes the seconds that an Open took."""
         self._open_s += OPEN_MEMORY * (seconds - self._open_s)
 
     def ahead_s(self, worker: Worker) -> float:
-        """Returns seconds of work to keep queued there: some steps, a request's way there, and the lag of reports."""
+        """Returns the seconds of work to keep queued at a worker: some steps, two Opens, and the lag of reports."""
         costs = worker.load.costs
         step_s = worker.cost.of_prompt(costs.step_tokens, 0, costs.step_tokens)
         if worker.role is Role.DECODE and costs.step_target_s:
@@ -189,9 +189,9 @@ class Capacity:
         return ahead_s if self.tenants.are_several else max(ahead_s, self._lone_ahead_s)
 
     def queue_s(self, worker: Worker, now_s: float) -> float:
-        """Returns the seconds of work sent there and not computed: what it reported, and what this router sent since.
+        """Returns the seconds of uncomputed work at a worker: what it reported, and what this router sent since.
 
-        What other routers have queued does not count, or each would wait for the others.
+        Reservations of other routers do not count, or each would wait for the others.
         """
         unseen_s = sum(self._unseen_s(request_id, worker.worker_id) for request_id in self.sent_to(worker.worker_id))
         return worker.queue_s(now_s) + unseen_s
@@ -203,14 +203,14 @@ class Capacity:
         )
 
     def has_time(self, worker: Worker, now_s: float) -> bool:
-        """Returns whether it would compute a prompt almost at once; always true while its speed is unknown."""
+        """Returns whether a worker would compute a prompt almost at once. True while its speed is unknown."""
         return not _is_known(worker) or self.queue_s(worker, now_s) <= self.ahead_s(worker)
 
     def has_slot(self, decode: Worker, request: QueuedRequest) -> bool:
-        """Returns whether the request's tenant holds no more than its share of the worker's slots.
+        """Returns whether the request's tenant may take one more of the worker's slots.
 
-        Otherwise long outputs of one tenant would fill the worker, and another's would wait until the first of them
-        ends.
+        Without this bound, long outputs of one tenant would fill the worker, and other tenants would wait until one
+        of them ends.
         """
         claim, slots = ActiveTenant.of(request), decode.load.slots
         if not slots or not self.tenants.has_rivals(claim):
@@ -218,10 +218,10 @@ class Capacity:
         return self._taken[decode.worker_id, claim] < max(1.0, MOST_SLOTS * slots)
 
     def room(self, decode: Worker) -> float:
-        """Returns for how many requests it has pages and a slot; at 0 there is room for one, below 0 for none.
+        """Returns for how many requests the worker has room besides one more. Below 0, there is no room.
 
-        No more may wait there than streams will end while a request is on its way. A burst of choices takes the slots
-        before the worker's next report.
+        As many may wait at a worker as streams will end there while a request is sent. Requests that were sent since
+        its last report count as waiting, beyond its free slots.
         """
         load = decode.load
         if not load.waiting and not load.slots:
@@ -245,10 +245,10 @@ class Capacity:
         return min((now_s + self.queue_s(worker, now_s) - self.ahead_s(worker) for worker in busy), default=None)
 
     def is_trusted(self, worker: Worker, now_s: float) -> bool:
-        """Returns whether its costs are good enough to refuse a request.
+        """Returns whether the worker's costs are good enough to refuse a request by them.
 
-        First costs are measured while the cluster starts: they are trusted once the worker has computed a client's
-        prompt. A worker that was idle may hold costs of a bad moment, so one request goes there to measure again.
+        The first costs are measured while the cluster starts, so they are trusted only after a client's prompt.
+        Costs of an idle worker may be of a bad moment: after a while, one request goes there to measure again.
         """
         if not _is_known(worker) or not worker.load.prefill_busy_s:
             return False

@@ -1,10 +1,10 @@
-"""The order of queued requests: classes strictly, tenants of a class in turns, a tenant's own by urgency. Pure.
+"""The order of queued requests: higher classes first, tenants of a class in turns, a tenant's requests by urgency.
 
 Tenants of a class are served by deficit round robin (Shreedhar and Varghese, SIGCOMM 1995). The last request of a round
 may exceed the tenant's share, which the tenant pays for in the next round (surplus round robin; Adiseshu, Parulkar and
 Varghese, SIGCOMM 1996). Rounds are kept as the seconds that a tenant was served. So an expensive request causes no
-empty rounds. Looking at the next few requests costs the same, however many wait. A tenant's own requests go earliest
-limit first (EDF); later choices of a request that wants many let others pass.
+empty rounds. Finding the next few requests takes the same time, however many wait. A tenant's own requests go
+earliest limit first (EDF). Of a request with many choices, the later ones go behind other requests.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from twostroke.base.ids import RequestId
 COST_MEMORY = 0.05
 """Weight of the latest cost in the quantum: the mean of the last twenty or so."""
 MOST_CREDIT_QUANTA = 4
-"""Rounds for which a tenant keeps turns that it could not use because its worker was busy."""
+"""Most rounds that a tenant can catch up on when its worker was busy at its turns."""
 LEAST_COST_S = 1e-4
-"""Least cost of a request: turns of cost zero would never end."""
+"""Least cost of a request, in seconds: with cost 0, a tenant's turn would never end."""
 STALE_SPARED = 64
-"""Stale entries that a class's heap may have, besides as many as there are tenants, before they are swept out."""
+"""Stale entries that a class's heap may have, besides one for each tenant, before they are removed."""
 MOST_LOOKED_AT = 256
-"""Tenants that stand for all where a share of the queue is predicted: each arrival asks for it."""
+"""Most tenants that `share_before` looks at: it is called for each arrival, and they stand for all."""
 MOST_OVERDRAWN = 2048
-"""Tenants of a class without queued requests that are remembered; beyond, those that have had least are forgotten."""
+"""Most tenants of a class that are remembered without queued requests. Those that were served least are forgotten."""
 
 SIBLINGS_AT_ONCE = 16
-"""Choices of one client request that are queued as if they were requests of their own. The next 16 stand behind other
-requests' first 16, and so on."""
+"""Choices of one client request that are queued like requests of their own. The next 16 go after the first 16 of all
+other requests, and so on."""
 
 _Key = tuple[int, float, float, float]
-"""Order among a tenant's own: groups of `SIBLINGS_AT_ONCE` siblings before it, limit, arrival, order of coming."""
+"""Order of a tenant's requests: number of full groups of siblings before it, limit, arrival, order of `add`."""
 
 
 @dataclass(slots=True)
@@ -51,14 +51,14 @@ class _Entry:
 @dataclass(slots=True)
 class _Tenant:
     served_s: float
-    """Seconds of work that it was served. A new tenant begins with the class's `round_begin_s`; one that comes back,
-    with what it was served before, where that is more."""
+    """Seconds of work that were served to it. A new tenant begins with the class's `round_begin_s`. One that returns
+    begins with its former ones, if these are more."""
     keys: list[_Key] = field(default_factory=list)
-    """Sorted."""
+    """Keys of its queued requests, sorted."""
     entries: dict[_Key, _Entry] = field(default_factory=dict)
     queued_s: float = 0.0
     key: tuple[float, int] | None = None
-    """The tenant's valid entry in the class's heap: begin of its round, order of coming into it."""
+    """The tenant's valid entry in the class's heap: begin of its round, order of joining the round."""
 
 
 @dataclass(slots=True)
@@ -69,17 +69,17 @@ class _Class:
     """Begin of the latest round in which a tenant was served."""
     queued_s: float = 0.0
     overdrawn_s: dict[str, float] = field(default_factory=dict)
-    """Served seconds of tenants without queued requests, where they are more than `round_begin_s`."""
+    """Served seconds of tenants without queued requests, if they are more than `round_begin_s`."""
 
     def start_s(self, name: str) -> float:
         """Returns the served seconds with which a tenant begins.
 
-        A tenant that sends its next request only when the last one was served gets no extra turns by that.
+        So a tenant that always waits for its last request before it sends the next one gets no extra turns.
         """
         return max(self.round_begin_s, self.overdrawn_s.get(name, 0.0))
 
     def leave(self, name: str) -> None:
-        """Removes a tenant that has nothing queued any more."""
+        """Removes a tenant without queued requests."""
         served_s = self.tenants.pop(name).served_s
         if served_s > self.round_begin_s:
             self.overdrawn_s[name] = served_s
@@ -91,12 +91,12 @@ class _Class:
 class FairQueue:
     def __init__(self) -> None:
         self.quantum_s = LEAST_COST_S
-        """What a tenant gets per round: the mean cost of recent requests."""
+        """Seconds that a tenant gets in each round: the mean cost of recent requests."""
         self._has_quantum = False
         self._classes: dict[int, _Class] = {}
         self._entries: dict[RequestId, _Entry] = {}
         self._counts: Counter[str] = Counter()
-        """How many requests each tenant has queued, in all classes; only tenants that have any."""
+        """Number of queued requests of each tenant that has some, in all classes."""
         self._order = itertools.count()
 
     def __len__(self) -> int:
@@ -106,7 +106,7 @@ class FairQueue:
         return iter(self._entries)
 
     def add(self, request: QueuedRequest, cost_s: float) -> None:
-        """Queues a request. `cost_s`: predicted for its prompt and its output."""
+        """Queues a request. `cost_s` is the predicted cost of its prompt and its output."""
         group = self._classes.setdefault(request.routing.priority, _Class())
         tenant = group.tenants.get(request.routing.tenant)
         if tenant is None:
@@ -119,7 +119,7 @@ class FairQueue:
         _weigh(group, tenant, entry.cost_s)
 
     def reprice(self, request_id: RequestId, cost_s: float) -> None:
-        """Notes that the request would go to another worker now, at this cost."""
+        """Changes the cost of a queued request, which would go to another worker now."""
         entry = self._entries[request_id]
         group = self._classes[entry.request.routing.priority]
         cost_s = max(LEAST_COST_S, cost_s)
@@ -127,7 +127,7 @@ class FairQueue:
         entry.cost_s = cost_s
 
     def serve(self, request_id: RequestId) -> None:
-        """Removes a request that is sent. Its tenant pays."""
+        """Removes a request that is sent. Its cost counts as served to its tenant."""
         entry = self._entries[request_id]
         group = self._classes[entry.request.routing.priority]
         tenant = group.tenants[entry.request.routing.tenant]
@@ -142,7 +142,7 @@ class FairQueue:
         self.remove(request_id)
 
     def remove(self, request_id: RequestId) -> None:
-        """Removes a request that waits no longer. No tenant pays."""
+        """Removes a request. Its cost does not count as served."""
         entry = self._entries.pop(request_id)
         name = entry.request.routing.tenant
         group = self._classes[entry.request.routing.priority]
@@ -159,7 +159,7 @@ class FairQueue:
             del self._classes[entry.request.routing.priority]
 
     def first(self, count: int) -> list[RequestId]:
-        """Returns the next ones in order, as if each could go. It changes nothing."""
+        """Returns the next requests in order, as if each could go. The order stays the same."""
         found: list[RequestId] = []
         for priority in sorted(self._classes, reverse=True):
             found += self._first_of(self._classes[priority], count - len(found))
@@ -168,11 +168,11 @@ class FairQueue:
         return found
 
     def displaced_by(self, request: QueuedRequest) -> RequestId | None:
-        """Returns the request that leaves a full queue for this one; None: this one itself is refused.
+        """Returns the request that leaves a full queue for this one. None: this one itself is refused.
 
-        Every tenant has an equal share of the queue. Where this request's tenant is below its share, the least urgent
-        request of another tenant leaves: of the largest tenant above its share in the lowest class that has one. Where
-        it is at its share, its own least urgent request of a lower class leaves, if it has one.
+        Every tenant has an equal share of the queue. If this request's tenant is below its share, another tenant's
+        least urgent request leaves: in the lowest class with a tenant above its share, that of the largest such
+        tenant. Otherwise its own least urgent request of a lower class leaves, if it has one.
         """
         own = self._counts[request.routing.tenant]
         share = len(self._entries) / (len(self._counts) + (own == 0))
@@ -187,7 +187,7 @@ class FairQueue:
         return None
 
     def queued_s_by_tenant(self) -> dict[str, float]:
-        """Returns the seconds that each tenant waits for, in all classes."""
+        """Returns the cost of each tenant's queued requests in all classes, in seconds."""
         queued: dict[str, float] = {}
         for group in self._classes.values():
             for name, tenant in group.tenants.items():
@@ -195,9 +195,9 @@ class FairQueue:
         return queued
 
     def share_before(self, request: QueuedRequest) -> float:
-        """Returns the share of its class's queued seconds that goes before the request.
+        """Returns the share of its class's queued seconds that is served before the request.
 
-        That is its tenant's more urgent ones and, of every other tenant, what that one is given until then.
+        Those are its tenant's more urgent requests, and what every other tenant is served until then.
         """
         group = self._classes.get(request.routing.priority)
         if group is None or group.queued_s <= 0:
@@ -218,7 +218,7 @@ class FairQueue:
         return min(1.0, (own_s + others_s) / group.queued_s)
 
     def _least_urgent_below(self, request: QueuedRequest) -> RequestId | None:
-        """Returns the tenant's own least urgent request, in its lowest class that is below the request's."""
+        """Returns the least urgent request of the same tenant in its lowest class, if that is below the request's."""
         for priority in sorted(self._classes):
             tenant = self._classes[priority].tenants.get(request.routing.tenant)
             if priority < request.routing.priority and tenant is not None:
@@ -229,7 +229,7 @@ class FairQueue:
         found: list[RequestId] = []
         seen: list[tuple[float, int, str]] = []
         again: list[tuple[float, int, str, int, float]] = []
-        """Tenants with more than their round holds: heap entries, how many were taken, what they had by then."""
+        """Tenants with requests for further rounds: heap entry, number of taken requests, served seconds after them."""
         while len(found) < count:
             fresh = _valid_top(group)
             if fresh is not None and (not again or fresh[:2] < again[0][:2]):
@@ -254,7 +254,7 @@ class FairQueue:
         return found
 
     def _queue(self, group: _Class, name: str, tenant: _Tenant) -> None:
-        """Puts a tenant into the round that its seconds belong to, behind those that are in it already."""
+        """Puts a tenant into the round of its served seconds, behind those that are already in it."""
         if tenant.key is not None and tenant.served_s < tenant.key[0] + self.quantum_s:
             return
         tenant.key = (self._round(tenant.served_s), next(self._order))
@@ -273,7 +273,7 @@ def _weigh(group: _Class, tenant: _Tenant, change_s: float) -> None:
 
 
 def _valid_top(group: _Class) -> tuple[float, int, str] | None:
-    """Drops entries of tenants that moved on or left, and returns the first valid one."""
+    """Drops entries of tenants that are in other rounds or have left. Returns the first valid entry."""
     while group.heap:
         if _is_valid(group, group.heap[0]):
             return group.heap[0]

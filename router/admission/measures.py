@@ -1,8 +1,8 @@
-"""Measures what admission does: how often a refusal was wrong, and how evenly tenants are served. Pure.
+"""Measures admission: how often a refusal was wrong, and how evenly tenants are served. Time is passed in.
 
-A refused request keeps a place in the queue that it would have joined: a followed refusal records which requests were
-ahead of it there. Its own prefill could have begun when the last of those had its first token or ended without one. If
-its first token could still have come in time, refusing was wrong.
+A followed refusal records which requests were ahead of the refused one at its worker. Its own prefill could have begun
+when the last of these had its first token or ended without one. If its first token could still have come in time then,
+the refusal was wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from router.fleet.worker import Worker
 from twostroke.base.ids import RequestId, WorkerId
 
 MOST_FOLLOWED = 4096
-"""Refusals followed at once: in a flood of them a sample of this size says enough."""
+"""Most refusals that are followed at once. In a flood, these are a large enough sample."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +24,7 @@ class _Refusal:
     worker: WorkerId
     """The worker that would have computed it."""
     latest_start_s: float
-    """Time after which its own prefill would have come too late."""
+    """Time after which its own prefill would have begun too late, in seconds."""
     ahead: set[RequestId]
 
 
@@ -34,7 +34,7 @@ class FalseRejections:
         self.count = 0
         self._behind: dict[RequestId, set[_Refusal]] = {}
         self._behind_others: dict[WorkerId, set[_Refusal]] = {}
-        """Refusals behind no request of this router. Only the load that the worker reported is ahead of them."""
+        """Refusals without requests of this router ahead of them. Only the worker's reported queue is ahead."""
         self._until: list[tuple[float, int, _Refusal]] = []
 
     def __len__(self) -> int:
@@ -61,7 +61,7 @@ class FalseRejections:
         self._forget_late(now_s)
 
     def look(self, workers: Mapping[WorkerId, Worker], now_s: float) -> None:
-        """Notes which workers report an empty queue."""
+        """Judges refusals that only had reported queues ahead of them, if these are empty."""
         for worker_id in list(self._behind_others):
             worker = workers.get(worker_id)
             if worker is not None and not worker.load.queued_s:
@@ -69,7 +69,7 @@ class FalseRejections:
         self._forget_late(now_s)
 
     def _forget_late(self, now_s: float) -> None:
-        """Forgets refusals that would have missed their limit by now."""
+        """Forgets refusals whose latest start has passed."""
         while self._until and self._until[0][0] < now_s:
             _, _, refusal = heapq.heappop(self._until)
             for request_id in refusal.ahead:
@@ -87,7 +87,7 @@ class FalseRejections:
 PERIOD_S = 60.0
 """Seconds of a period: long enough for every active tenant to have asked for something."""
 BUCKETS = 12
-"""Buckets of a period: what is older falls out in steps of five seconds."""
+"""Buckets of a period: older counts are dropped in steps of five seconds."""
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class _Bucket:
 
 
 class Fairness:
-    """Counts, per tenant, the prefill seconds that it was given and those that it was refused."""
+    """Counts for each tenant the prefill seconds that were served and those that were refused."""
 
     def __init__(self) -> None:
         self._buckets: deque[_Bucket] = deque()
@@ -110,7 +110,7 @@ class Fairness:
         self._bucket(now_s).refused_s[tenant] += seconds
 
     def index(self, queued_s: Mapping[str, float], now_s: float) -> float:
-        """Returns Jain's index of the shares that tenants got of what they asked for in the period and wait for now."""
+        """Returns Jain's index over tenants of served seconds / (served, refused and queued seconds)."""
         self._bucket(now_s)
         served_s: defaultdict[str, float] = defaultdict(float)
         wanted_s: defaultdict[str, float] = defaultdict(float, queued_s)
@@ -132,7 +132,7 @@ class Fairness:
 
 
 def jain_index(shares: Iterable[float]) -> float:
-    """Returns (sum x)^2 / (n sum x^2): 1 where all are equal, 1/n where one has all (Jain, Chiu and Hawe, 1984)."""
+    """Returns (sum x)^2 / (n sum x^2): 1 if all are equal, 1/n if one has all (Jain, Chiu and Hawe, 1984)."""
     values = list(shares)
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares > 0 else 1.0

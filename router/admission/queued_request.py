@@ -1,4 +1,4 @@
-"""A request that has no worker yet, and what admission decides about it. All times are on the clock of admission."""
+"""A request that has no worker yet, and the verdicts of admission. All times are of admission's clock."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from twostroke.request import Attempt
 
 @dataclass(frozen=True, slots=True)
 class Siblings:
-    """Answers that a client wants with the same request: choices of each of its prompts."""
+    """The choices of all prompts of one client request, seen from one of them."""
 
     before: int = 0
-    """Answers of the request that come before this one."""
+    """Choices of the client request that come before this one."""
     count: int = 1
-    """All answers of the request, this one included."""
+    """All choices of the client request, this one included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +31,12 @@ class QueuedRequest:
     routing: RoutingParams = RoutingParams()  # noqa: RUF009  # frozen
     arrived_s: float
     deadline_s: float | None = None
-    """When the client gives up."""
+    """When the client gives up, in seconds. `Capacity.limited` makes it earlier."""
     limit_s: float | None = None
-    """When the first token has to be there; admission sets it."""
+    """When the first token must have come, in seconds. Admission sets it."""
     siblings: Siblings = Siblings()  # frozen
     is_urgent: bool = False
-    """Whether it had its turn before: a worker refused it or was lost. It is neither queued nor refused again."""
+    """Whether it was admitted before, and its worker refused it or was lost. It is neither queued nor refused again."""
 
     @property
     def request_id(self) -> RequestId:
@@ -55,11 +55,11 @@ class Placement:
     request: QueuedRequest
     decision: Decision
     decided_at_s: float
-    """Begin of the time that its forecast predicts."""
+    """When its forecast was made, in seconds: the forecast counts from then."""
     shares_s: Mapping[WorkerId, float]
-    """Seconds that its reservation puts on workers."""
+    """Seconds of work that its reservation adds to workers."""
     latest_start_s: float | None
-    """Time after which its own prefill comes too late; None where its worker's speed is unknown, or without a limit."""
+    """Time after which its own prefill begins too late, in seconds. None: no limit, or a speed that is not trusted."""
 
     @property
     def request_id(self) -> RequestId:
@@ -76,7 +76,7 @@ class Reason(enum.StrEnum):
     DEADLINE = "deadline"
     """The first token would come later than the client waits."""
     QUEUE_FULL = "queue_full"
-    """Too many requests wait already."""
+    """The queue is full, and the request has no right to a place in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Stranded:
-    """The request was queued, and no decode worker serves any more."""
+    """The verdict on a queued request when no decode worker serves any more."""
 
     request_id: RequestId
 
@@ -102,14 +102,13 @@ Verdict = Placement | Refused | Stranded
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     queues: bool = True
-    """False: whatever is not refused goes at once, as in systems that queue at their workers."""
+    """Whether requests wait in the router. False: what is not refused goes at once, and workers queue it."""
     reconsiders: bool = True
-    """Whether to decide again when a request's turn comes. Not for policies that choose differently each time they are
-    asked."""
+    """Whether a request is routed again when its turn comes. False for policies that choose differently at each
+    call."""
     slo_ttft_s: float | None = None
-    """Time within which every first token has to come."""
+    """Seconds within which every first token has to come. None: no such limit."""
     most_queued: int = 10_000
     lone_ahead_s: float = 10.0
-    """Work that a worker is given while only one tenant is active: workers share it out among themselves better than a
-    router can from outside (a decode worker computes what waits elsewhere). A second tenant's first request waits as
-    long."""
+    """Seconds of work that a worker gets ahead while only one tenant is active. Workers balance it better than a router
+    can: a decode worker computes prompts that wait at page sources. A second tenant's first request waits as long."""
