@@ -1,6 +1,6 @@
-"""API keys: who a client is, and what it may use. The operator's key, which is made of the cluster's token.
+"""API keys of clients, with their limits, and the operator's key, which is derived from the cluster's token.
 
-A key is `ts-ID-SECRET`. The file has, by id, the SHA-256 of the whole key and never the key. A secret of 256 random
+A key is `ts-ID-SECRET`. The file has the SHA-256 of each whole key by id, and never the key. A secret of 256 random
 bits cannot be guessed from its hash, so neither salt nor a slow hash would protect anything. A key is looked up by its
 id, which is not secret, and compared by hash, in constant time.
 """
@@ -25,9 +25,9 @@ ID_BYTES = 6
 SECRET_BYTES = 32
 MAX_TENANT_CHARS = 256
 MOST_PRIORITY = 100
-"""The highest class of requests; the lowest is its negative. Every look at the queue walks all classes."""
+"""The highest class of requests. The lowest is its negative. Classes are few, as each wake of the queue visits all."""
 OPERATOR_PREFIX = "tso-"
-"""Begins every operator's key, as `ts-` begins those of clients."""
+"""Prefix of the operator's key. Keys of clients begin with `ts-`."""
 _SCHEME = re.compile(r"bearer +(.+)", re.IGNORECASE)
 _KEY = re.compile(r"ts-([0-9a-f]{12})-[0-9a-f]{64}")
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -38,20 +38,20 @@ _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyEntry:
     tenant: str
-    """Tenant of its requests: prefixes, turns in the queue and streams belong to it."""
+    """Tenant of its requests. Prefixes, turns in the admission queue and streams belong to tenants."""
     sha256: str
     """Hash of the whole key, in hexadecimal digits."""
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
-    """Tokens of prompts and outputs."""
+    """Tokens per minute of prompts and outputs together."""
     concurrency: int | None = None
-    """Choices at once: those of all prompts of its open calls, and one for any other call."""
+    """Most choices at once: those of all prompts of its open calls, and one for each call of another kind."""
     max_priority: int = 0
-    """The highest class of its requests; those that ask for a higher one get this one."""
+    """The highest class of its requests. A request for a higher one gets this one."""
     expires: str | None = None
     """End of its validity in ISO 8601, in UTC unless it names a time zone. None: never."""
     operator: bool = False
-    """Whether it opens the console, which shows requests of all tenants and acts on workers."""
+    """Whether the key opens the console, which shows requests of all tenants and controls workers."""
     disabled: bool = False
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class KeyFile:
 class NewKey:
     id: str
     key: str
-    """The key for the client; it is stored nowhere."""
+    """The key for the client. It is not stored."""
     sha256: str
 
 
@@ -105,9 +105,9 @@ def draw_key() -> NewKey:
 
 
 def parse_keys(text: str, where: str) -> KeyFile:
-    """Parses the file. Raises ConfigError that names it, and what in it is wrong."""
+    """Parses the content of the key file. Raises ConfigError with the file's name (`where`) and the mistake."""
     values = _parse_yaml(text, where)
-    if values is None:  # as for a moment while it is written: no reason to refuse every client
+    if values is None:  # it may be empty for a moment while it is written, which must not refuse every client
         raise ConfigError(f"{where} is empty; without any keys it must say `keys: {{}}`")
     try:
         return from_values(KeyFile, values)
@@ -127,7 +127,7 @@ def find_key(keys: Mapping[str, KeyEntry], authorization: str | None, now_s: flo
     is_right = hmac.compare_digest(_hash(shown[0]), _NOBODYS_HASH if entry is None else entry.sha256)
     if entry is None or not is_right:
         raise InvalidApiKey("incorrect API key", reason="wrong")
-    # Who does not have the secret learns nothing about the key.
+    # From here on the client has the secret, and may be told why its key is refused.
     if entry.disabled:
         raise InvalidApiKey(f"the API key {shown[1]} is revoked", reason="revoked")
     expires_s = entry.expires_s()
@@ -137,16 +137,16 @@ def find_key(keys: Mapping[str, KeyEntry], authorization: str | None, now_s: flo
 
 
 def operator_key(cluster_token: str) -> str:
-    """Returns the key. All routers of a cluster have the same one, and it changes with the cluster's token.
+    """Returns the operator's key. All routers of a cluster have the same one, and it changes with the cluster's token.
 
-    Whoever has it can do what the console can. It does not open the ports of workers or the supervisor.
+    It gives access to all that the console can do. It does not open the ports of workers or the supervisor.
     """
     digest = hashlib.blake2b(cluster_token.encode(), digest_size=32, person=b"operator's key")
     return OPERATOR_PREFIX + digest.hexdigest()
 
 
 class OperatorKey:
-    """Recognises the key in an Authorization header. A cluster without a token has no such key."""
+    """Recognises the operator's key in an Authorization header. A cluster without a token has none."""
 
     def __init__(self, cluster_token: str) -> None:
         self._expected = f"Bearer {operator_key(cluster_token)}".encode() if cluster_token else b""
@@ -160,7 +160,7 @@ def _hash(key: str) -> str:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Reads YAML strictly: a key that is there twice is a mistake, and a date is a text."""
+    """Reads YAML strictly: a duplicate key is an error, and a date is a string."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Hashable] = set()
@@ -179,7 +179,7 @@ _StrictLoader.yaml_implicit_resolvers = {
 
 
 def _parse_yaml(text: str, where: str) -> Any:
-    """Raises ConfigError that names `where`, and the line."""
+    """Returns the YAML value. Raises ConfigError with `where` and the line."""
     try:
         return yaml.load(text, _StrictLoader)  # a SafeLoader
     except yaml.YAMLError as error:

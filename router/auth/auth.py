@@ -1,4 +1,4 @@
-"""What an authenticated call may do, and who authenticates calls. Here every client is accepted."""
+"""What an authenticated call may do, the interface of authenticators, and the one that accepts every client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from router.auth.api_keys import MOST_PRIORITY, OperatorKey
 from twostroke.base.errors import InvalidRequest
 
 Mark = Callable[[str], str]
-"""Makes a tenant's mark of a stream's name, which only routers of this cluster can. Empty: it is not a tenant's."""
+"""Returns a tenant's mark for a stream's name. Only routers of this cluster can make it. Empty: no tenant's."""
 
 
 def unmarked(stream: str) -> str:
@@ -24,7 +24,7 @@ def unmarked(stream: str) -> str:
 
 
 def stream_marks(cluster_token: str) -> Callable[[str], Mark]:
-    """Returns what makes a tenant's marks. Only routers of the cluster can make them, and each can check them."""
+    """Returns a function from a tenant to its `Mark`. Only routers of the cluster can make or check marks."""
     key = hashlib.blake2b(cluster_token.encode(), person=b"stream owners").digest()
 
     def mark(tenant: str, stream: str) -> str:
@@ -39,21 +39,20 @@ class AuthContext:
     """What one authenticated call may do."""
 
     tenant: str | None = None
-    """Tenant of the API key. None: no key was asked for, and the gateway names the tenant."""
+    """Tenant of the API key. None: no key is needed, and a gateway may name the tenant."""
     max_priority: int = MOST_PRIORITY
-    """The highest class that its requests may have."""
+    """The highest class of its requests."""
     spend: Callable[[int], None] = lambda tokens: None
     """Counts tokens of its prompts and outputs."""
     widen: Callable[[int], None] = lambda choices: None
-    """Tells how many choices the call asks for. Raises RateLimitExceeded or InvalidRequest for too many."""
+    """Counts the choices that the call requests. Raises RateLimitExceeded or InvalidRequest for too many."""
     marks: Callable[[str], Mark] = lambda tenant: unmarked
-    """Marks a stream's name as a tenant's: no other tenant can resume it, or make such a name."""
+    """Returns the `Mark` of a tenant's streams: no other tenant can resume them, or make such names."""
     is_operator: bool = False
-    """Whether it may see and do what the console can."""
+    """Whether the call may do all that the console can."""
 
     def tenant_of(self, named: str, field: str) -> str:
-        """Returns the tenant. Raises InvalidRequest where the key names another than the client, or its gateway,
-        said."""
+        """Returns the tenant of the key, or else the named one. Raises InvalidRequest if these differ."""
         if self.tenant is None:
             return named
         if named not in ("", self.tenant):
@@ -66,20 +65,20 @@ ANONYMOUS = AuthContext()
 
 class Authenticator(Protocol):
     takes_keys: bool
-    """Whether clients show an API key."""
+    """Whether clients need an API key."""
 
     def admit(self, authorization: str | None) -> AbstractContextManager[AuthContext]:
-        """Lets one call in for as long as it takes. Raises InvalidApiKey or RateLimitExceeded."""
+        """Authenticates a call, which lasts as long as the block. Raises InvalidApiKey or RateLimitExceeded."""
 
     def check(self, authorization: str | None) -> None:
-        """Raises InvalidApiKey. Nothing is counted for the key."""
+        """Raises InvalidApiKey for a wrong key. Counts nothing against the limits of the key."""
 
     async def watch(self) -> None:
-        """Keeps up with changes of the keys, until it is cancelled."""
+        """Follows changes of the keys until it is cancelled."""
 
 
 class NoAuthentication:
-    """Accepts every client. A stream's name, which has random bits and a mark, is enough to resume it."""
+    """Accepts every client. To resume a stream, its name is enough, which has random bits and a mark."""
 
     takes_keys = False
 

@@ -20,12 +20,12 @@ from twostroke.base.errors import ConfigError, InvalidApiKey, RateLimitExceeded
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""Time between two looks at the file of keys: a revoked key is refused after at most this."""
+"""Seconds between two looks at the key file. A revoked key is refused after at most this time."""
 REASONS = ("missing", "malformed", "wrong", "revoked", "expired", "requests", "tokens", "concurrency")
 
 
 def read_keys(path: str) -> KeyFile:
-    """Reads the file of keys. Raises ConfigError that says what is wrong, and where."""
+    """Reads the key file. Raises ConfigError with the mistake and its place."""
     try:
         text = Path(path).read_text()
     except OSError as error:
@@ -42,7 +42,7 @@ class KeyAuthenticator:
     takes_keys = True
 
     def __init__(self, path: str, cluster_token: str, metrics: RouterMetrics, limits: KeyLimits | None = None) -> None:
-        """Raises ConfigError where the file cannot be used."""
+        """Reads the key file at `path`. Raises ConfigError if it cannot be used."""
         self._path = Path(path)
         self._keys = metrics.gauge("api_keys", "API keys in the file.")
         self._stale = metrics.gauge(
@@ -101,7 +101,7 @@ class KeyAuthenticator:
             self.look_again()
 
     def look_again(self) -> None:
-        """Takes what the file says now; where it cannot be used, what it said before stays in force."""
+        """Reads the key file again if it has changed. If it cannot be used, the former keys stay valid."""
         seen = self._look()
         if seen == self._seen:
             return
@@ -117,7 +117,7 @@ class KeyAuthenticator:
         log.info("API keys read again file=%s keys=%d", self._path, len(self._file.keys))
 
     def _look(self) -> tuple[int, int, int] | None:
-        """Tells one file or content from another: a mounted Secret is a link that changes."""
+        """Returns a stamp that changes with the file, or with the link that leads to it, as in mounted Secrets."""
         try:
             found = os.stat(self._path)
         except OSError:

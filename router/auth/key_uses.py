@@ -1,7 +1,7 @@
-"""What each key uses, at all routers of a launcher: a table in their shared memory.
+"""Counts what each key uses at all routers of a launcher, in a table in their shared memory.
 
-A key has one of the places of a row, which its digest names. A process counts its own open choices in a field of its
-own, so that those of a process that has died can be told from the others and are forgotten.
+A key's digest selects a row, and the key has one place of that row. In each place every process has a field for its
+own open choices, so that those of a dead process can be dropped.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from router.shared_memory import MOST_PROCESSES, PROCESS_BYTES, RouterMemory
 
 ROWS = 1024
 PLACES = 16
-"""Keys of one row. One more takes the place of the one that was used longest ago, of those without an open choice."""
+"""Most keys of one row. A further key replaces the one used longest ago, preferably one without open choices."""
 DIGEST_BYTES = 16
 
 _HEAD = struct.Struct(f"={DIGEST_BYTES}s4d")
-"""Digest of the key's id; used requests and tokens, and for each of them the time at which that was so."""
+"""Digest of the key's id; used requests and their time; used tokens and their time."""
 _CHOICES = struct.Struct(f"={MOST_PROCESSES}I")
-"""Open choices of each process."""
+"""Number of open choices of each process."""
 _CHOICE = struct.Struct("=I")
 _PLACE_BYTES = _HEAD.size + _CHOICES.size
 _ROW_BYTES = PLACES * _PLACE_BYTES
@@ -30,15 +30,15 @@ _START = MOST_PROCESSES * PROCESS_BYTES
 
 
 class Bucket:
-    """A minute's allowance may be used at once; what was used comes back evenly, within a minute."""
+    """A token bucket. A minute's allowance may be used at once, and is refilled evenly within a minute."""
 
     def __init__(self, now_s: float, used: float = 0.0) -> None:
         self.amount = used
-        """What was used at `at_s`."""
+        """The amount that was used up at `at_s`."""
         self.at_s = now_s
 
     def used(self, per_minute: float, now_s: float) -> float:
-        """Returns what is used, which is more than `per_minute` where it was overdrawn."""
+        """Returns the amount that is used up now. It may be more than `per_minute`."""
         self.amount = max(0.0, self.amount - max(0.0, now_s - self.at_s) * per_minute / 60)
         self.at_s = max(self.at_s, now_s)
         return self.amount
@@ -47,18 +47,18 @@ class Bucket:
         self.amount += count
 
     def wait_s(self, count: float, per_minute: float, now_s: float) -> float:
-        """Returns the seconds until `count` more fit; a limit below 1 allows one when all has come back."""
+        """Returns the seconds until `count` more fit. More than `per_minute` fit once nothing is used up."""
         return max(0.0, self.used(per_minute, now_s) + count - max(count, per_minute)) * 60 / per_minute
 
 
 @dataclass(slots=True)
 class KeyUse:
-    """What one key uses."""
+    """The use of one key, over all routers."""
 
     requests: Bucket
     tokens: Bucket
     answers: int = 0
-    """Open choices; a call has at least one, and as many as its prompts have."""
+    """Open choices. A call counts at least one."""
 
 
 class KeyUses:
@@ -71,7 +71,7 @@ class KeyUses:
 
     @contextlib.contextmanager
     def use_of(self, key_id: str, now_s: float) -> Iterator[KeyUse]:
-        """Gives what a key uses, and keeps what becomes of it. No other process uses the table meanwhile."""
+        """Yields the use of a key, and stores it after the block. No other process uses the table meanwhile."""
         digest = hashlib.blake2b(key_id.encode(), digest_size=DIGEST_BYTES).digest()
         with self._shared.locked():
             place, use = self._find(digest, now_s)
@@ -86,7 +86,7 @@ class KeyUses:
                 self._count(place, use.answers - before)
 
     def _find(self, digest: bytes, now_s: float) -> tuple[int, KeyUse]:
-        """Returns where the key's place is, and what it holds."""
+        """Returns the index of the key's place, and its use. A key without a place gets one."""
         memory = self._shared.bytes
         start = _START + int.from_bytes(digest[:4]) % ROWS * _ROW_BYTES
         oldest, oldest_s = start, (True, float("inf"))
@@ -101,7 +101,7 @@ class KeyUses:
         return oldest, KeyUse(Bucket(now_s), Bucket(now_s))
 
     def _open(self, place: int) -> int:
-        """Returns the open choices of all processes that are alive."""
+        """Returns the open choices of all processes that run. Drops those of processes that have ended."""
         counts: tuple[int, ...] = _CHOICES.unpack_from(self._shared.bytes, place + _HEAD.size)
         total = counts[self._shared.number]
         if total == sum(counts):
@@ -114,14 +114,14 @@ class KeyUses:
         return total
 
     def _count(self, place: int, more: int) -> None:
-        """Counts open choices of this process. Those that end may have been forgotten with their key's place."""
+        """Adds open choices of this process. Fewer than 0 are 0: another key may have taken the place meanwhile."""
         if more:
             field = place + _HEAD.size + self._shared.number * _CHOICE.size
             (own,) = _CHOICE.unpack_from(self._shared.bytes, field)
             _CHOICE.pack_into(self._shared.bytes, field, max(0, own + more))
 
     def _forget_process(self, number: int) -> None:
-        """Forgets the open choices of a process that has ended."""
+        """Sets the open choices of a process to 0 in all places: it has ended, or begins."""
         memory = self._shared.bytes
         first = _START + _HEAD.size + number * _CHOICE.size
         for field in range(first, _START + ROWS * _ROW_BYTES, _PLACE_BYTES):

@@ -1,4 +1,4 @@
-"""How much each key may use: requests and tokens per minute, choices at once. A launcher's routers count together."""
+"""Limits of API keys: requests and tokens per minute, choices at once. All routers of a launcher count together."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from router.auth.key_uses import KeyUse, KeyUses
 from twostroke.base.errors import InvalidRequest, RateLimitExceeded
 
 TOGETHER_TOKENS = 16
-"""Tokens that a call counts at once; its end counts the rest."""
+"""Tokens after which a call updates the shared count. Its end counts the rest."""
 RETRY_S = 1.0
-"""Time after which a refused client may try again: it is unknown when another choice of its key ends."""
+"""Seconds after which a client may try again when its key has too many choices: nobody knows when one ends."""
 
 
 class OpenCall:
-    """One call of a client, from its headers to its end."""
+    """One call of a client, from its headers to its end, and what it counts for its key."""
 
     def __init__(self, uses: KeyUses, key_id: str, entry: KeyEntry, now_s: float) -> None:
-        """From here on the call counts as one open choice."""
+        """Use `KeyLimits.enter`, which has counted the call as one open choice."""
         self._uses = uses
         self._key_id = key_id
         self._most = entry.concurrency
@@ -26,7 +26,7 @@ class OpenCall:
         self._answers = 1
         self._now_s = now_s
         self._tokens = 0
-        """Tokens that are not counted for the key yet."""
+        """Tokens that the shared count does not include yet."""
 
     def spend(self, tokens: int) -> None:
         """Counts tokens of its prompts and outputs."""
@@ -36,10 +36,9 @@ class OpenCall:
                 self._count_tokens(use)
 
     def widen(self, answers: int) -> None:
-        """Counts the choices that it asks for.
+        """Counts the choices that the call requests.
 
-        Raises RateLimitExceeded where others of its key leave too little room, and InvalidRequest where there never is
-        enough.
+        Raises RateLimitExceeded if other calls of the key leave too few, and InvalidRequest if the limit is lower.
         """
         more = max(answers, 1) - self._answers
         if self._most is not None and answers > self._most:
@@ -73,14 +72,14 @@ class KeyLimits:
         self._uses = uses or KeyUses()
 
     def enter(self, key_id: str, entry: KeyEntry, now_s: float) -> OpenCall:
-        """Counts one more call, until it leaves. Raises RateLimitExceeded."""
+        """Counts a call until its `leave`. Raises RateLimitExceeded."""
         with self._uses.use_of(key_id, now_s) as use:
             if entry.concurrency is not None and use.answers >= entry.concurrency:
                 raise _too_many(entry.concurrency)
             per_minute = entry.requests_per_minute
             if per_minute is not None and (wait_s := use.requests.wait_s(1, per_minute, now_s)) > 0:
                 raise _refusal("requests", f"{per_minute:g} requests per minute", wait_s)
-            # The number of tokens is unknown before: what is used beyond the limit has to come back first.
+            # The call's tokens are not known yet. So it may begin, unless earlier calls have exceeded the limit.
             per_minute = entry.tokens_per_minute
             if per_minute is not None and (wait_s := use.tokens.wait_s(0, per_minute, now_s)) > 0:
                 raise _refusal("tokens", f"{per_minute:g} tokens per minute", wait_s)
