@@ -1,1 +1,1 @@
-"""Pins of a running server, as operators add and remove them: over gRPC, or in the console."""
+"""Pins, which operators add to and remove from a running server, over gRPC or in the console."""

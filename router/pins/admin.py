@@ -25,17 +25,17 @@ from twostroke.rpc.v1.pins_pb2_grpc import PinsStub
 Context = grpc.aio.ServicerContext[Any, Any]
 
 SUPERVISOR_S = 15.0
-"""Seconds for the supervisor, which asks workers and waits for those that do not answer."""
+"""Deadline of calls to the supervisor, in seconds. It calls workers, and waits for those that do not answer."""
 LONGEST_TTL_S = 3650 * 86_400.0
-"""Ten years: more is a mistake."""
+"""Longest lifetime of a pin: ten years. A longer one is a mistake."""
 MOST_PER_ROLE = 1024
-"""Workers of each role that a pin may ask for."""
+"""Most workers of each role that a pin may request."""
 MOST_NAMES = 256
-"""Workers that one pin may name."""
+"""Most workers that one pin may name."""
 
 
 class PinAdmin(pins_pb2_grpc.PinAdminServicer):
-    """What operators do with pins, over gRPC or in the console, which has no context."""
+    """Calls of operators for pins. The console makes them without a gRPC context."""
 
     def __init__(self, handler: RequestHandler, supervisor: SupervisorCalls) -> None:
         self._handler = handler
@@ -95,7 +95,7 @@ class PinAdmin(pins_pb2_grpc.PinAdminServicer):
 
 
 def _check(request: pins_pb2.AddPinRequest) -> None:
-    """Raises InvalidRequest, naming the field."""
+    """Raises InvalidRequest that names a wrong field."""
     if not request.owner:
         raise InvalidRequest("a pin needs an owner", field="owner")
     check_request_id(request.owner, "owner")

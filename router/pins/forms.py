@@ -1,4 +1,4 @@
-"""Pins as JSON: what the console sends to add or remove one, and what it shows."""
+"""Pins as JSON: the console's forms to add and remove one, and its list."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STATES = {
 
 
 def add_request(fields: dict[str, Any]) -> pins_pb2.AddPinRequest:
-    """Returns the call's request. Raises InvalidRequest where the fields name no prefix, or two."""
+    """Returns the request for a form's fields. Raises InvalidRequest unless they name one prefix."""
     if bool(fields["text"]) == bool(fields["system"]):
         raise InvalidRequest("name either a text or a system message", field="text")
     request = pins_pb2.AddPinRequest(
