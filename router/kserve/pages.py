@@ -1,4 +1,4 @@
-"""Pages of KServe's protocol over HTTP: health of the server and its models, and what they are."""
+"""Pages of KServe's protocol over HTTP: health and metadata of the server and its models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class KServePages:
         self._handler = handler
 
     def pages(self) -> list[ClientPage]:
-        """Returns the paths and what they show. A model's name may have slashes: the longest paths come first."""
+        """Returns the pages. A model's name may have slashes, so the longest paths come first."""
         of_models = (("/ready", self._model_ready), ("/config", self._config), ("", self._model))
         return [
             ClientPage("/v2/health/live", self._live, is_open=True),
@@ -49,7 +49,7 @@ class KServePages:
         return JSONResponse(model_config(self._name(request)))
 
     def _name(self, request: Request) -> str:
-        """Raises NotFound where no such model is served in that version."""
+        """Returns the model's name. Raises NotFound if no such model is served in that version."""
         name: str = request.path_params["model"]
         self._handler.named(name)
         check_version(request.path_params.get("version", ""))
@@ -57,5 +57,5 @@ class KServePages:
 
 
 def is_ready(handler: RequestHandler) -> bool:
-    """Returns whether new requests are taken, as /ready does."""
+    """Returns whether this router takes new requests, like /ready."""
     return handler.dispatcher.is_ready and not handler.dispatcher.is_draining

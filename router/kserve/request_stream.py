@@ -1,7 +1,7 @@
-"""Answers over gRPC: one request and its whole answer, or a stream of requests whose responses come as they are made.
+"""Serves inference over gRPC: one request with its whole answer, or a stream of requests with streamed responses.
 
-ModelStreamInfer serves the requests of a stream at the same time, and each by itself: one that fails ends with an error
-message, and the others continue.
+ModelStreamInfer serves the requests of a stream concurrently. If one fails, it ends with an error message, and the
+others continue.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from twostroke.tracing.span import HEADER as TRACE_HEADER
 log = logging.getLogger(__name__)
 
 KIND = "kserve_infer"
-"""How requests are prepared (`preparation`)."""
+"""Kind of the requests in `router.preparation`."""
 MOST_OPEN = 64
-"""Open requests of one stream. No more are read while there are this many."""
+"""Most open requests of one stream. The next one is read only when one has ended."""
 IDLE_S = 300.0
-"""Time for which a stream without an open request may stay: it takes memory, perhaps that of half a message."""
+"""Seconds after which a stream without an open request ends: it takes memory, even for half a message."""
 TENANT_KEY = "x-tenant-id"
-"""Metadata with the tenant, set by gateways that know their clients, as the HTTP header of that name."""
+"""Metadata key of the tenant, like the HTTP header. Gateways that know their clients set it."""
 RETRYABLE, RETRY_AFTER = "retryable", "retry_after_ms"
-"""Parameters beside an error message: the request may be sent again, and when, where that is predicted."""
+"""Parameters of an error message: whether the request may be sent again, and after which time, if known."""
 
 
 async def infer_whole(
@@ -71,15 +71,15 @@ class RequestStream:
         self._calls = calls
         self._context = context
         self._turn = asyncio.Lock()
-        """Held while a response is written: a call takes one at a time."""
+        """Held while a response is written: gRPC allows one write at a time."""
         self._places = asyncio.Semaphore(MOST_OPEN)
         self._open = 0
         self._is_reading = True
 
     async def run(self) -> None:
-        """Returns when the client has sent its last request and has all responses.
+        """Serves the stream until the client has sent its last request and has all responses.
 
-        Raises DeadlineExceeded where no request comes for long, and Draining where this router takes no new ones.
+        Raises DeadlineExceeded after `IDLE_S` without a request, and Draining if this router takes no new ones.
         """
         async with asyncio.TaskGroup() as group:
             try:
@@ -101,12 +101,12 @@ class RequestStream:
             idle.reschedule(None)
             await self._places.acquire()
             group.create_task(self._serve(raw, idle))
-            del raw  # may be large, and the next one may take long to come
+            del raw  # it may be large, and the next request may be late
             if self._handler.dispatcher.is_draining:
                 return
 
     async def _serve(self, raw: bytes, idle: asyncio.Timeout) -> None:
-        """Serves one request of the stream. It never raises ServeError: the client gets an error."""
+        """Serves one request of the stream. Errors go to the client, and none is raised."""
         request_id, received_s = id_of(raw), time.monotonic()
         try:
             with self._calls.admit_request(self._context) as auth:
@@ -137,7 +137,7 @@ class RequestStream:
             await self._handler.answer(request, parts)
             await parts.drain()
         except ServeError:
-            await parts.drain()  # what came before the failure
+            await parts.drain()  # sends the responses before the failure
             raise
         finally:
             await parts.close()
@@ -148,7 +148,7 @@ class RequestStream:
 
 
 class _Parts:
-    """Writes a response for every event."""
+    """Writes the responses of one streamed answer."""
 
     def __init__(self, reply: InferReply, writer: QueuedWriter[kserve_pb2.ModelStreamInferResponse]) -> None:
         self._reply = reply
@@ -177,7 +177,7 @@ async def _prepared(handler: RequestHandler, raw: bytes, auth: AuthContext, cont
 
 
 def _named_tenant(context: Context) -> str:
-    """Returns the tenant that a gateway names. It is checked before anything is kept under it."""
+    """Returns the tenant that a gateway names, after a check of its characters. Empty: none."""
     return check_request_id(shown_metadata(context, TENANT_KEY), TENANT_KEY)
 
 
@@ -203,7 +203,7 @@ def _client_request(wanted: KServeRequest, auth: AuthContext, context: Context, 
 
 
 def _failure(request_id: str, error: ServeError) -> kserve_pb2.ModelStreamInferResponse:
-    """Returns the error with the request's id, where that is one, and whether the request may be sent again."""
+    """Returns an error message with the request's id, if that is valid, and whether to send the request again."""
     without_frames(error)
     is_id = len(request_id) <= MAX_REQUEST_ID_CHARS and request_id.isprintable()
     response = kserve_pb2.ModelInferResponse(id=request_id if is_id else "")

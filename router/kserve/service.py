@@ -31,7 +31,7 @@ _Named = kserve.ModelReadyRequest | kserve.ModelMetadataRequest | kserve.ModelCo
 class KServe(RouterBranch):
     services = (SERVICE_NAME,)
     open_methods = tuple(f"/{SERVICE_NAME}/{name}" for name in ("ServerLive", "ServerReady"))
-    """Methods that need no API key, as /live and /ready."""
+    """Methods that need no API key, like /live and /ready."""
 
     def __init__(self, parts: RouterParts) -> None:
         self._service = KServeService(parts.handler, parts.calls)
@@ -42,7 +42,7 @@ class KServe(RouterBranch):
 
 
 class KServeService:
-    """Serves authenticated calls. Requests for answers arrive as bytes: parsing a large one takes long."""
+    """Serves authenticated calls. ModelInfer and ModelStreamInfer get bytes: parsing a large request takes long."""
 
     def __init__(self, handler: RequestHandler, calls: AuthenticatedCalls) -> None:
         self._handler = handler
@@ -81,7 +81,7 @@ class KServeService:
         return await infer_whole(self._handler, raw, self._calls.auth_of(context), context, received_s)
 
     async def ModelStreamInfer(self, context: Context) -> None:
-        """Reads requests and writes responses until the client has no more of them."""
+        """Reads requests and writes responses until the client ends the stream."""
         await RequestStream(self._handler, self._calls, context).run()
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -98,12 +98,12 @@ class KServeService:
             for name, (method, kind) in unary.items()
         }
         handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self.ModelInfer, response_serializer=_serialized)
-        streamed: Any = self.ModelStreamInfer  # the funnel gives it only the context
+        streamed: Any = self.ModelStreamInfer  # the funnel calls it with only the context
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(streamed, response_serializer=_serialized)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
 
     def _name(self, request: _Named) -> str:
-        """Raises NotFound where no such model is served in that version."""
+        """Returns the model's name. Raises NotFound if no such model is served in that version."""
         self._handler.named(request.name)
         check_version(request.version)
         return request.name or self._handler.model
