@@ -1,1 +1,1 @@
-"""Adapters of a running server, as operators load and unload them: over gRPC, or with vLLM's calls over HTTP."""
+"""LoRA adapters, which operators load and unload over gRPC, or over HTTP with vLLM's calls."""

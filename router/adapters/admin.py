@@ -1,4 +1,4 @@
-"""Loads and unloads adapters: a router reads and checks the files, the supervisor remembers names for all routers."""
+"""Loads and unloads adapters: a router reads and checks the files, and the supervisor keeps names for all routers."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from twostroke.rpc.v1.adapters_pb2_grpc import AdaptersStub
 SUPERVISOR_S = 10.0
 """Seconds for the supervisor to store a name."""
 VIEW_S = 5.0
-"""Seconds within which this router hears of what it asked for."""
+"""Longest wait, in seconds, until the supervisor's view shows the change."""
 FIRST_TRIES_S = 60.0
-"""Seconds for which a router that starts tries to reach the supervisor."""
+"""Seconds for which a starting router tries to reach the supervisor."""
 PAUSE_S = 0.25
+"""Seconds between two such tries."""
 
 
 class AdapterAdmin:
     def __init__(
         self, config: AdapterConfig, served: str, model_dir: str, fleet: RouterCore, supervisor: SupervisorCalls
     ) -> None:
-        """`served` is what clients call the model, and `model_dir` its folder, empty for a paced model."""
+        """`served` is the base model's name for clients, and `model_dir` its folder: empty for a paced model."""
         self._config = config
         self._served = served
         self._shapes = ProjectionShapes.of_directory(Path(model_dir)) if model_dir else None
@@ -45,9 +46,9 @@ class AdapterAdmin:
         return {name: each for name, each in self._fleet.named_models.items() if isinstance(each, NamedAdapter)}
 
     async def load(self, name: str, path: str, *, replaces: bool = False) -> NamedAdapter:
-        """Serves what is in a folder now under a name, and returns once this router does.
+        """Reads the adapter in a folder and serves it under a name. Returns once this router serves it.
 
-        Raises InvalidRequest for what cannot be served, or PeerLost where the supervisor does not answer.
+        Raises InvalidRequest if it cannot be served, or PeerLost if the supervisor does not answer.
         """
         self._check_name(name)
         if not replaces and name in self.adapters:
@@ -64,16 +65,16 @@ class AdapterAdmin:
         return await self._put(adapter, replaces=replaces)
 
     async def unload(self, name: str) -> None:
-        """Withdraws a name: requests that have begun continue. Raises NotFound, or PeerLost."""
+        """Removes a name. Requests that have begun continue. Raises NotFound, or PeerLost."""
         if name not in self.adapters:
             raise NotFound(f"The lora adapter {name!r} cannot be found.", field="lora_name")
         await self._supervisor.ask(AdaptersStub, "Remove", adapters_pb2.RemoveAdapterRequest(name=name), SUPERVISOR_S)
         await self._fleet.wait_for_named(lambda adapters: name not in adapters, VIEW_S)
 
     async def load_first(self) -> None:
-        """Serves what the command line names, unless the fleet has heard of these names before.
+        """Serves the adapters of the command line, unless the fleet already knows their names.
 
-        Raises ConfigError for an adapter that cannot be served, and PeerLost where no supervisor answers.
+        Raises ConfigError for an adapter that cannot be served, and PeerLost if no supervisor answers.
         """
         for name, path in self._config.modules:
             if name == self._served:

@@ -1,4 +1,4 @@
-"""An adapter as the supervisor knows it: a `NamedModel` of the fleet."""
+"""An adapter in the supervisor's view: a `NamedModel` of the fleet."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class NamedAdapter:
 
 
 def adapter_salt(salt: bytes, adapter: bytes) -> bytes:
-    """Returns the salt of blocks that an adapter computes: its digest keeps them apart from every other adapter's.
+    """Returns the salt of blocks with an adapter's KV. Its digest separates them from those of all other adapters.
 
-    Not one block of them has the KV of the model alone, so that none may be public.
+    The base model has other KV for the same tokens, so these blocks are never public.
     """
     return derived_salt(salt, b"adapter", adapter)
 

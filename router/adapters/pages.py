@@ -28,14 +28,14 @@ MOST_BODY_BYTES = 64 << 10
 
 LOAD_FIELDS = frozenset({"lora_name", "lora_path", "load_inplace"})
 UNLOAD_FIELDS = frozenset({"lora_name", "lora_int_id"})
-"""vLLM takes its own number of an adapter too, and does not need it."""
+"""vLLM accepts the number of an adapter, too, and does not need it. It is ignored here."""
 
 
 class LoraEndpoints:
-    """vLLM's calls, for who has the cluster's token."""
+    """vLLM's calls over HTTP."""
 
     def __init__(self, adapters: AdapterAdmin, token: str) -> None:
-        """Whoever calls must have the token, as a bearer: what a client's key opens is not enough."""
+        """`token` is the cluster's. Callers must have it as their bearer token. A client's API key is not enough."""
         self._adapters = adapters
         self._token = token
 
