@@ -1,1 +1,1 @@
-"""Everything that a request costs before it is admitted: parse, check, render, tokenize."""
+"""The work on a request before it is admitted: parse, check, render, tokenize."""

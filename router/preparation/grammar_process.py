@@ -1,6 +1,6 @@
-"""Compiles grammars that the router writes to stdin; see `router.preparation.process`.
+"""The process that compiles grammars. The router writes them to its stdin; see `router.preparation.process`.
 
-`python -m router.preparation.grammar_process PARENT NICE CPU_S MODEL_DIR`
+`python -m router.preparation.grammar_process PARENT NICE CPU_S MODEL_DIR DIGEST`
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _compiles(model_dir: str) -> Callable[[Any], PreparationOutcome]:
 
 
 def load_tokenizer(model_dir: str) -> LLTokenizer:
-    """Returns the vocabulary of the model in `model_dir`; that of a paced model ("") is bytes."""
+    """Returns the tokenizer of the model in `model_dir`. That of a paced model ("") has bytes as tokens."""
     if not model_dir:
         return LLTokenizer("byte")
     return LLTokenizer((Path(model_dir) / "tokenizer.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Parses, checks, renders and tokenizes a request before it is admitted. Pure: it may run in any process."""
+"""Parses, checks, renders and tokenizes a request before it is admitted. It may run in any process."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ from twostroke.request import LONGEST
 from twostroke.rpc.v1 import inference_pb2
 
 MOST_COUNTED_TOKENS = 1 << 17
-"""Tokens in a response of `/tokenize` where the model takes fewer: a megabyte or two."""
+"""Tokens that `/tokenize` returns at most, or more if the model takes more: a response of a megabyte or two."""
 
 OPENING_TOKENS = 16
-"""Tokens of a prompt's end among which a mark that begins the reasoning is looked for."""
+"""Last tokens of a prompt that are searched for the mark that begins reasoning."""
 
 
 def prepare(work: Work, text: Text, segments: KnownSegments | None = None) -> PreparationOutcome:
-    """Prepares one request. It never raises ServeError: the outcome holds it.
+    """Prepares one request. The outcome holds a ServeError instead of raising it.
 
-    `segments`: what is known of the text of its tenant. None: nothing.
+    `segments` are the cached tokens of its tenant's texts. None: no cache.
     """
     outcome = PreparationOutcome()
     try:
@@ -95,7 +95,7 @@ class _Preparation:
         return self._tokenized(dialect.parse(_message(dialect.message, self._work.body)))
 
     def _known_to(self, owner: str = "", salt: bytes = b"") -> KnownText:
-        """Returns what is known of an owner's text, who is named within the tenant, and of one salt of a client."""
+        """Returns the known text of one salt and one owner within the tenant, whom a gateway may name."""
         return KnownText(owner_root(self._work.text_key, owner.encode(), salt), self._segments)
 
     def _tokenized(self, wanted: AnswerRequest) -> AnswerRequest:
@@ -113,7 +113,7 @@ class _Preparation:
         return wanted.model_copy(update={"prompts": prompts, "options": options})
 
     def _ended(self, options: AnswerOptions) -> AnswerOptions:
-        """Returns the options with the tokens that end an answer between a prompt and its suffix."""
+        """Returns the options with the stop tokens of an infilled text, between a prompt and its suffix."""
         if options.ignore_eos:
             return options
         ends = tuple(dict.fromkeys((*options.stop_token_ids, *infill_ends(self._text))))
@@ -130,9 +130,9 @@ class _Preparation:
         return _json({**counts, "tokens": list(tokens), "token_strs": strings})
 
     def count(self, chat_of: Callable[[Mapping[str, Any]], ChatPrompt], named: Mapping[str, str]) -> bytes:
-        """Returns the body of a response that says how many tokens a chat has, beside what `named` says.
+        """Returns the body of a response with a chat's number of tokens and the fields of `named`.
 
-        `chat_of` reads the request's body.
+        `chat_of` parses the chat in the request's body.
         """
         body = parse_json(self._work.body)
         wanted, chat = TokenizeBody.read(body), chat_of(body)
@@ -166,7 +166,7 @@ class _Preparation:
         return inference_pb2.TokenizeResponse(token_ids=tokens).SerializeToString()
 
     def shared_prefix(self) -> array[int]:
-        """Returns the tokens that prompts which begin like this have in common."""
+        """Returns the tokens that all prompts with this prefix begin with."""
         prefix = parse_prefix(self._work.body)
         if not isinstance(prefix, ChatPrompt):
             return array("I", self._tokens(prefix, self._facts.context_tokens, isinstance(prefix, TextPrompt)))
@@ -177,7 +177,7 @@ class _Preparation:
         return array("I", tokens[: self._tokens_up_to(begun, len(prefix.messages), tokens)])
 
     def _counted(self, prompt: Prompt, add_special_tokens: bool) -> Sequence[int]:
-        """Tokenizes for clients that count tokens to find out what to leave out: more than the model takes."""
+        """Tokenizes for clients that count tokens to shorten a prompt: it may be longer than the model takes."""
         most_tokens = max(MOST_COUNTED_TOKENS, self._facts.max_model_len)
         tokens = self._tokens(prompt, most_tokens, add_special_tokens)
         if len(tokens) > most_tokens:
@@ -186,9 +186,9 @@ class _Preparation:
         return tokens
 
     def _prompts(self, prompts: Sequence[Prompt], structured: StructuredOutput | None) -> tuple[TokenPrompt, ...]:
-        """Tokenizes all prompts, after all of them have passed the checks that cost little.
+        """Tokenizes all prompts, after the cheap checks of all of them.
 
-        `structured` is what their answers match without calls.
+        `structured` is the format of answers without tool calls.
         """
         for prompt in prompts:
             if isinstance(prompt, TokenPrompt):
@@ -224,7 +224,7 @@ class _Preparation:
         return TokenPrompt(array("I", ids), hints=hints, text=prompt.text if prompt.is_echoed else "")
 
     def _parsed(self, prompt: ChatPrompt, tokens: TokenPrompt, structured: StructuredOutput | None) -> TokenPrompt:
-        """Returns the prompt with how its answers are taken apart. `structured`: what they match without calls."""
+        """Returns the prompt with the parsing of its answers. `structured` is their format without tool calls."""
         formats, use = self._work.formats, prompt.tool_use
         if use is not None and not formats.calls:
             raise UnsupportedFeature(

@@ -1,7 +1,7 @@
-"""Tokens of text that this router has prepared before, for the processes that prepare requests.
+"""The router's cache of tokens of earlier texts, for the processes that prepare requests.
 
-The router keeps them, and no process does: a process sees what belongs to the tenant of its request, and nothing else
-of what was prepared before. One that ends takes nothing with it.
+The cache is in the router, not in these processes. So a process sees only the cached texts of its request's tenant, and
+nothing is lost when it ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOKEN_BYTES = 4
 
 
 class TenantTexts:
-    """What is known of one tenant's text."""
+    """The cached texts of one tenant, for one request."""
 
     def __init__(self, texts: PreparedTexts, tenant: str) -> None:
         self._texts = texts
@@ -40,12 +40,12 @@ class TenantTexts:
         self._texts.count_kept()
 
     def answer(self, query: SegmentQuery) -> Segments:
-        """Raises BrokenMessage for what no process asks that works as it should."""
+        """Returns the tokens of a query's first keys. Raises BrokenMessage for a malformed query."""
         found = self._values(_split(query.keys))
         return Segments(b"", tuple(len(each) // TOKEN_BYTES for each in found), b"".join(found))
 
     def learn(self, outcome: PreparationOutcome) -> None:
-        """Keeps what a process has learned. Raises BrokenMessage for what is not a list of segments.
+        """Keeps the segments that a process has tokenized. Raises BrokenMessage if they are malformed.
 
         A segment is found only after those before it were found. So the last ones are put in first, and evicted first.
         """
@@ -82,7 +82,7 @@ class TenantTexts:
 
 class PreparedTexts:
     def __init__(self, most_bytes: int, metrics: RouterMetrics) -> None:
-        """`most_bytes`: bytes that are kept; 0: none."""
+        """`most_bytes` bounds the cache; 0: nothing is cached."""
         self.cache = TenantCache(most_bytes)
         self._keeps = most_bytes > 0
         self._secret = secrets.token_bytes(32)
@@ -95,7 +95,7 @@ class PreparedTexts:
         return None if work.tenant is None or not self._keeps else TenantTexts(self, work.tenant)
 
     def keyed(self, work: Work) -> Work:
-        """Returns the work with the key of its tenant's text."""
+        """Returns the work with `text_key`, the key of its tenant's texts, if there is a cache and a tenant."""
         if work.tenant is None or not self._keeps:
             return work
         key = hashlib.blake2b(work.tenant.encode(), digest_size=32, key=self._secret).digest()

@@ -1,8 +1,8 @@
-"""Prepares short requests on the event loop, and others in processes of their own, tenant by tenant.
+"""Prepares short requests on the event loop, and others in processes of their own, in which tenants take turns.
 
-Parsing, rendering and tokenizing hold the interpreter's lock, on a thread as well: a body of megabytes would hold every
-stream of this router for seconds. A process for bodies of some kilobytes always runs; one for large bodies is started
-when there is one, and so is one that compiles grammars. Each does one request at a time.
+Parsing, rendering and tokenizing hold the interpreter's lock, even on a thread: a body of megabytes would stop all
+streams of this router for seconds. A process for bodies of some kilobytes always runs. One for large bodies, and one
+that compiles grammars, start when they are needed. Each does one request at a time.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from router.text.tokenizer import Text
 from twostroke.base.errors import ConfigError, ServeError
 
 INLINE_BYTES = 4 << 10
-"""Largest body that is prepared on the event loop: some milliseconds at worst."""
+"""Bytes of the largest body that is prepared on the event loop, in some milliseconds at worst."""
 SMALL_BYTES = 128 << 10
-"""Largest body that never waits behind larger ones."""
+"""Bytes of the largest body that never waits for larger ones."""
 SMALL_S = 10.0
-"""Processor time for one body of `SMALL_BYTES`: some milliseconds are usual. All others like it wait behind it."""
+"""Seconds of processor time for one small body. It usually takes milliseconds, and other small ones wait for it."""
 COMPILE_S = 2.0
-"""Processor time for one grammar. Nearly all take some milliseconds. The process gets what steps leave of the machine,
-so that this may be many times as long by the clock."""
+"""Seconds of processor time for one grammar. Nearly all take milliseconds. By the clock it may be many times as long,
+since the process gets only what other processes leave of the machine."""
 IDLE_S = 120.0
-"""Idle time after which the process for large bodies ends, so that its memory is given back. Turns of a chat come
-within that time, and to start it takes a second: many times what it takes to prepare a turn."""
+"""Idle seconds after which the process for large bodies ends, and frees its memory. Starting it takes a second, many
+times the preparation of a chat's turn, so it stays from one turn of a chat to the next."""
 COMPILER_IDLE_S = 600.0
-"""Idle time after which the process that compiles grammars ends. To start it takes about a second."""
+"""Idle seconds after which the process that compiles grammars ends. Starting it takes about a second."""
 LARGE_NICE = 10
 
 
@@ -59,10 +59,10 @@ _COMPILER = WorkProgram(
 
 
 class ProcessPreparer:
-    """Leaves what may take long to processes of its own."""
+    """Prepares requests and compiles grammars. Its processes do what may take long."""
 
     def __init__(self, text: Text, model_dir: str, texts: PreparedTexts) -> None:
-        """`texts`: what all of its processes know of text that was tokenized before."""
+        """`texts` caches the tokens of earlier texts for all of its processes."""
         self.text = text
         self._texts = texts
         digest = text_digest(model_dir)
@@ -91,10 +91,10 @@ class ProcessPreparer:
 
 
 def read_public_prefixes(files: Iterable[str], text: Text) -> PublicPrefixes:
-    """Reads the files. Raises ConfigError, naming the file.
+    """Reads the files of --public-prefix. Raises ConfigError that names a wrong file.
 
-    FILE.json holds the first messages of a chat, as clients send them. They are rendered. Any other file
-    holds the text that completions begin with.
+    FILE.json holds the first messages of a chat, as clients send them; they are rendered. Any other file holds the
+    text that completions begin with.
     """
     return PublicPrefixes(_tokens_of(Path(file), text) for file in files)
 

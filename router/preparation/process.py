@@ -1,8 +1,8 @@
-"""Prepares requests that the router writes to stdin; it ends with its stdin, and at once with its router.
+"""The process that prepares requests. The router writes them to its stdin. It ends when stdin does, or its router.
 
-The first message that it writes is empty, and says that it has loaded what it needs.
+The first message that it writes is empty: it has loaded the tokenizer and is ready.
 
-`python -m router.preparation.process PARENT NICE CPU_S MODEL_DIR`
+`python -m router.preparation.process PARENT NICE CPU_S MODEL_DIR DIGEST`
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ PR_SET_PDEATHSIG = 1
 MOST_BYTES = 3 << 30
 """Bytes of address space for one request, in addition to what the process has at its start."""
 MOST_FRAMES = 800
-"""Calls within calls while a request is read: what is nested as deeply has to fit into the router's own 1,000 later,
-below the calls that serve it, where a response repeats it."""
+"""Python's recursion limit while a request is read. The router's own is 1,000, and must be enough for a response that
+repeats a value with the same nesting."""
 LARGE_BYTES = 1 << 20
-"""Bytes of a body after which the process gives memory back: what it has made of them lies between other objects."""
+"""Bytes of a body from which on the process gives memory back: its objects leave holes between others."""
 CGROUP_SHARE = 2
-"""Divisor of a container's memory for that: without the rest the kernel might end the router."""
+"""Divisor of a container's memory: one request gets that part of it, so that the kernel does not kill the router."""
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def _prepares(model_dir: str) -> Callable[[Any], PreparationOutcome]:
 
 
 class _RoutersSegments:
-    """Asks the router for segments of text, and notes what it does not know, which goes back with the outcome."""
+    """Finds segments in the router's cache, and collects new ones, which go back with the outcome."""
 
     def __init__(self) -> None:
         self._new: dict[bytes, array[int]] = {}
@@ -67,7 +67,7 @@ class _RoutersSegments:
         try:
             _write(packed(SegmentQuery(b"".join(keys))))
             answer, _ = _read(sys.stdin.buffer) or (None, b"")
-        except MemoryError:  # what is left of the answer would be taken for the next request
+        except MemoryError:  # the rest of the answer would be read as the next request
             os.abort()
         if not isinstance(answer, Segments):
             raise TypeError("the router did not answer a query")
@@ -86,17 +86,17 @@ class _RoutersSegments:
 
 
 def serve(load: Callable[[str], Callable[[Any], PreparationOutcome]], most: int) -> None:
-    """Does what comes on stdin with what `load` makes of the model's directory.
+    """Does the work that comes on stdin, with the function that `load` returns for the model's directory.
 
     `most`: bytes of address space for one piece of work, in addition to what the process has at its start. The command
-    line is `PARENT NICE CPU_S MODEL_DIR DIGEST`. SIGPROF ends the process where one piece takes more than CPU_S seconds
-    of processor time; 0 means no limit. It ends, too, where the model's files of text have another digest by now.
+    line is `PARENT NICE CPU_S MODEL_DIR DIGEST`. SIGPROF ends the process if one piece takes more than CPU_S seconds of
+    processor time; 0 means no limit. The process also ends if the model's text files have another digest than DIGEST.
     """
     parent, nice, most_cpu_s, model_dir = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         return
-    for number in (signal.SIGINT, signal.SIGTERM):  # to the whole group: the router finishes, and then ends this
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the router ends this later
         signal.signal(number, signal.SIG_IGN)
     os.nice(nice)
     give_large_buffers_back()
@@ -122,7 +122,7 @@ def serve(load: Callable[[str], Callable[[Any], PreparationOutcome]], most: int)
 def _packed(outcome: PreparationOutcome) -> bytes:
     try:
         return packed(outcome)
-    except ValueError:  # deeper than msgpack goes
+    except ValueError:  # deeper than msgpack allows
         error = InvalidRequest("the request is nested too deeply")
         return packed(PreparationOutcome(error=error, tokens=outcome.tokens))
 
@@ -146,7 +146,7 @@ def _write(data: bytes) -> None:
 
 
 def _read(stream: BinaryIO) -> tuple[Any, bytes] | None:
-    """Returns a message of the router and the body that belongs to it; None at the end."""
+    """Returns a message of the router and its body, or None at the end of the stream."""
     head = stream.read(HEADER.size)
     if len(head) < HEADER.size:
         return None

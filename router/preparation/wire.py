@@ -1,7 +1,7 @@
-"""What the router and the processes that read strangers' bytes write to one another: msgpack, values and never code.
+"""Messages between the router and the processes that read clients' bytes: msgpack with values, never code.
 
-Objects are of the classes that the messages declare. A reader makes them only of fields with the declared types. So a
-process that an attacker controls can send wrong values, but cannot make the router run anything.
+Objects are of the classes that the messages declare, and a reader checks the types of all fields. So a process that an
+attacker controls can send wrong values, but cannot make the router run code.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _TUPLE, _ARRAY, _INTEGER, _SET, _ERROR, _ENUM, _OBJECT = range(1, 8)
 _TYPECODES = ("I", "f")
 _ERROR_FIELDS = (str, int, float, types.NoneType)
 _BROKEN = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, ServeError)
-"""The exceptions that bytes may cause which this module did not pack."""
+"""Exceptions that may be raised for bytes that `packed` has not made."""
 
 
 class BrokenMessage(ConnectionError):
-    """Bytes are not a message of `packed`: whoever has written them is not to be asked again."""
+    """Bytes are not a message of `packed`, so the process that wrote them must not be used again."""
 
 
 def packed(value: Any) -> bytes:
@@ -46,7 +46,7 @@ def packed(value: Any) -> bytes:
 
 
 def unpacked(message: bytes, kind: type[Value]) -> Value:
-    """Returns the value that was packed. Raises BrokenMessage where it is no `kind`, or has fields of other types."""
+    """Returns the packed value. Raises BrokenMessage if it is no `kind`, or has fields of other types."""
     try:
         value = _plain(message)
     except _BROKEN as error:
@@ -63,7 +63,7 @@ def _plain(message: bytes) -> Any:
 
 
 def _extended(value: Any) -> Any:
-    """Returns what msgpack writes for a value that is none of its own kinds."""
+    """Returns a value that msgpack can write in place of one that it cannot."""
     match value:
         case enum.Enum():
             return msgpack.ExtType(_ENUM, packed([_name(type(value)), value.value]))
@@ -145,7 +145,7 @@ def _object(name: str, fields: dict[str, Any], given: list[str]) -> Any:
             raise ValueError(f"{name}.{field} is of another type")
     if not issubclass(kind, BaseModel):
         return kind(**fields)
-    made = kind.__new__(kind)  # its fields were validated where they were read, and are in another form by now
+    made = kind.__new__(kind)  # not validated: its fields are in the form that validation returned
     made.__setstate__(
         {
             "__dict__": fields,
@@ -168,7 +168,7 @@ def _errors() -> dict[str, type[ServeError]]:
 
 @functools.cache
 def _classes() -> dict[str, type]:
-    """Returns the classes of objects by name: those of all messages, and what their fields are declared to hold."""
+    """Returns classes by name: those of all messages, and those that their fields are declared to hold."""
     answers = _with_subclasses(AnswerRequest)
     waiting: list[Any] = [Work, PreparationOutcome, SegmentQuery, Segments, CompiledGrammar, Refusal]
     waiting += [StructuredOutput, TokenPrompt, *answers]
@@ -223,7 +223,7 @@ _NUMBERS: Final[Mapping[Any, tuple[type, ...]]] = {int: (int,), float: (int, flo
 
 
 def _fits(hint: Any) -> Fits:
-    """Returns what tells whether a value is of a declared type."""
+    """Returns a function that checks whether a value is of a declared type."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any or hint is object:
         return lambda value: True
@@ -256,8 +256,9 @@ def _fits(hint: Any) -> Fits:
 
 
 def _all_fit(kind: Any, fits: Fits) -> Fits:
-    """Returns a check of all items of a sequence. It may also be a tuple, or an array: the numbers of an array have its
-    type.
+    """Returns a function that checks all items of a sequence.
+
+    The sequence may also be a tuple, or an array, whose items need no check.
     """
     kinds = (list, tuple) if kind is list else kind
     return lambda value: isinstance(value, array) or (isinstance(value, kinds) and all(map(fits, value)))

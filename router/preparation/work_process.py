@@ -1,4 +1,4 @@
-"""A process that does one piece of work after the other, and the queues of tenants that wait for it."""
+"""Runs a process that does one piece of work after the other, with a queue of waiting work for each tenant."""
 
 from __future__ import annotations
 
@@ -24,59 +24,59 @@ from twostroke.base.errors import Draining, InternalError, Overloaded, RequestTo
 log = logging.getLogger(__name__)
 
 WORK_S = 60.0
-"""Time for one request: even 8 MiB take less on a slow machine."""
+"""Seconds for one request, and for loading the process. Even 8 MiB take less on a slow machine."""
 MOST_WAITING_BYTES = 64 << 20
-"""Bytes of one tenant's bodies in one queue; a larger one may wait there as the only one."""
+"""Bytes of one tenant's bodies in one queue. A larger body may wait there alone."""
 PIECE_BYTES = 64 << 10
 """Bytes of a body that are written at once."""
 HEADER = struct.Struct(">QQ")
-"""Lengths of what follows: a message (see `wire`) and the body that belongs to it."""
+"""Lengths of a message (see `wire`) and of its body, which both follow."""
 MOST_OUTCOME_BYTES = 256 << 20
-"""Bytes of what a process may write for one piece of work: tokens and texts of the largest bodies take a fraction."""
+"""Bytes of the longest message that a process may write. Tokens and texts of the largest bodies take a fraction."""
 MOST_QUERIES = 8192
-"""Queries of a process for one piece of work: each prompt and each hint makes one."""
+"""Most messages of a process for one piece of work. Each prompt and each hint may need a query."""
 READ_BYTES = 1 << 20
-"""Bytes of what a process writes that are read ahead."""
+"""Bytes of a process's output that are read ahead."""
 
 
 class TextFiles(NamedTuple):
-    """The files that processes read a model's text from, whenever one starts."""
+    """The tokenizer's files, from which every process reads when it starts."""
 
     model_dir: str
     digest: str
-    """Theirs when the router started: a process that finds others, where there is no copy, ends."""
+    """Their digest when the router started. A process that finds another one ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkProgram:
-    """What a process does with its work."""
+    """The program of a process, and its limits."""
 
     module: str
     purpose: str
-    """For errors: "to ... takes more than ..."."""
+    """What the process does, for errors: "to PURPOSE takes more than ..."."""
     work_s: float
-    """Time for one piece of work."""
+    """Seconds for one piece of work."""
     cpu_s: float | None
-    """Processor time for one, which the process keeps to itself. None: as much as it gets in its time."""
+    """Seconds of processor time for one piece of work. The process enforces it. None: only `work_s` counts."""
     wait_s: float | None
-    """Longest time that one waits and is worked on. None: clients wait as long as they like."""
+    """Most seconds in the queue and the process together. None: no limit."""
     ends_too_large: frozenset[int]
-    """Exit statuses of a process that was ended because its work took too much."""
+    """Exit statuses of a process whose work took too much memory."""
 
     @property
     def out_of_time(self) -> ServeError:
-        """The error for work that took longer than `work_s`. It may be tried again where the machine may be why."""
+        """The error for work that took longer than `work_s`. With `cpu_s`, the machine may be busy: try again."""
         if self.cpu_s is None:
             return RequestTooLarge(f"to {self.purpose} takes more than {self.work_s:g} s")
         return Overloaded(f"the router could not {self.purpose} within {self.work_s:g} s: it is busy; try again")
 
 
-@dataclass(slots=True, eq=False)  # compared by identity: their bodies may be megabytes, and alike
+@dataclass(slots=True, eq=False)  # compared by identity: bodies may be equal, and are large
 class _Waiting:
     work: Work | StructuredOutput
     done: asyncio.Future[PreparationOutcome]
     known: TenantTexts | None
-    """What is known of its tenant's text."""
+    """Cached texts of its tenant."""
 
 
 _UNREAD = PreparationOutcome(error=Draining("this router takes no new requests: it is shutting down"))
@@ -103,7 +103,7 @@ class WorkProcess:
         self._nice = nice
         self._idle_s = idle_s
         self._queues: collections.OrderedDict[str, _TenantQueue] = collections.OrderedDict()
-        """Queues of tenants with waiting requests; the next one comes first."""
+        """Queues of tenants with waiting requests, in the order of their turns."""
         self._has_work = asyncio.Event()
         self._child: _Child | None = None
         self._has_ended = False
@@ -111,7 +111,7 @@ class WorkProcess:
     async def prepare(
         self, work: Work | StructuredOutput, tenant: str, known: TenantTexts | None = None
     ) -> PreparationOutcome:
-        """Has the process prepare one body. `known`: texts tokenized before, for which the process may ask."""
+        """Has the process prepare one body. It may query `known`, the cached texts of the tenant."""
         if self._has_ended:
             return _UNREAD
         queue = self._queues.setdefault(tenant, _TenantQueue())
@@ -133,7 +133,7 @@ class WorkProcess:
         try:
             while True:
                 if self._idle_s is None and self._child is None:
-                    with contextlib.suppress(OSError):  # it is tried again, and said, when there is work
+                    with contextlib.suppress(OSError):  # it is tried again, and logged, when there is work
                         self._child = await _Child.start(self._program, self._files, self._nice)
                 await self._wait_for_work()
                 if (waiting := self._next()) is not None:
@@ -182,7 +182,7 @@ class WorkProcess:
                 del self._queues[tenant]
 
     async def _tried(self, waiting: _Waiting) -> PreparationOutcome:
-        """Tries twice where the process ends for a reason of its own."""
+        """Returns the outcome of a piece of work. Tries twice if the process ends, but not because of a limit."""
         program, work = self._program, waiting.work
         for _ in range(2):
             if self._child is None:
@@ -212,7 +212,7 @@ class WorkProcess:
         )
 
     async def _in_time(self, child: _Child, waiting: _Waiting) -> PreparationOutcome:
-        """Raises TimeoutError. The time begins when the process has loaded what it needs."""
+        """Returns the outcome. Raises TimeoutError. The time of the work begins when the process has loaded."""
         async with asyncio.timeout(WORK_S):
             await child.load()
         async with asyncio.timeout(self._program.work_s):
@@ -224,7 +224,7 @@ class WorkProcess:
 
 
 class _Child:
-    """Runs until its stdin ends, which it does with this process, however that ends."""
+    """The running process. It ends when its stdin ends, so it never outlives the router."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -246,16 +246,16 @@ class _Child:
         return cls(process)
 
     async def load(self) -> None:
-        """Waits until it has loaded what it needs. Raises as `exchange` does."""
+        """Waits until the process has loaded. Raises like `exchange`."""
         if not self._is_loaded:
             await self._stdout.readexactly(HEADER.size)
             self._is_loaded = True
 
     async def exchange(self, work: Work | StructuredOutput, known: TenantTexts | None) -> PreparationOutcome:
-        """Answers what the process asks for meanwhile.
+        """Sends work to the process and returns its outcome. Answers its queries meanwhile.
 
-        Raises EOFError (IncompleteReadError is one) or ConnectionError where the process has ended. BrokenMessage is a
-        ConnectionError: what was not written by `packed` comes from no process that can be used.
+        Raises EOFError (as IncompleteReadError) or ConnectionError if the process has ended, and BrokenMessage, which
+        is a ConnectionError, if it has written something else than messages.
         """
         await self._write(packed(dataclasses.replace(work, body=b"")), work.body)
         for _ in range(MOST_QUERIES):
@@ -273,7 +273,7 @@ class _Child:
     async def _write(self, data: bytes, body: bytes = b"") -> None:
         self._stdin.write(HEADER.pack(len(data), len(body)))
         for whole in (memoryview(data), memoryview(body)):
-            for start in range(0, len(whole), PIECE_BYTES):  # a copy of all of it would take milliseconds at once
+            for start in range(0, len(whole), PIECE_BYTES):  # copying all at once would take milliseconds
                 self._stdin.write(whole[start : start + PIECE_BYTES])
                 await self._stdin.drain()
 
@@ -284,8 +284,10 @@ class _Child:
         return await self._stdout.readexactly(length)
 
     async def end(self, *, has_ended: bool = False) -> int:
-        """Returns the exit status. `has_ended`: it ended by itself, and killing it would hide its status from
-        asyncio."""
+        """Ends the process. Returns its exit status.
+
+        `has_ended`: it has ended by itself. Then it is not killed, as that would hide its status from asyncio.
+        """
         if not has_ended:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
