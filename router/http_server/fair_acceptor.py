@@ -28,8 +28,8 @@ IDLE_COUNT = 1 << 30
 MOST_AT_ONCE = 128
 """Connections that are accepted before the event loop does something else."""
 TOLERANCE = 8
-"""Of a router with n connections, another router counts as having fewer if it has more than n / TOLERANCE fewer. So
-routers do not wait for each other at each connection of a burst."""
+"""A router with n connections leaves its turn only to routers with more than n / TOLERANCE fewer. So routers do not wait
+for each other at each connection of a burst."""
 NO_ROOM_S = 1.0
 """Seconds until the next try when no descriptor or memory is left for a connection."""
 
