@@ -19,7 +19,7 @@ from twostroke.rpc.server import Callers, RpcServer, TlsPort, host_port
 from twostroke.rpc.v1 import control_pb2_grpc, routing_pb2_grpc
 
 _LOOPBACKS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
-"""Where other routers reach one that listens on every interface: all of one `twostroke serve` are on one machine."""
+"""Addresses for other routers of a router that listens everywhere: all of one `twostroke serve` share a machine."""
 
 MOST_SCRAPERS = 256
 MOST_MESSAGE_BYTES = 1 << 20

@@ -69,7 +69,7 @@ class RouterMemory:
 
     @classmethod
     def inherited(cls, descriptor: int) -> RouterMemory:
-        """Takes a number in the launcher's memory. Raises ConfigError for a wrong descriptor or if no number is left."""
+        """Takes a number in the launcher's memory. Raises ConfigError if none is left or the descriptor is wrong."""
         try:
             # Locks belong to an open file, and all processes share the inherited one. So each opens its own.
             file = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
