@@ -111,7 +111,7 @@ class FairQueue:
         tenant = group.tenants.get(request.routing.tenant)
         if tenant is None:
             tenant = group.tenants[request.routing.tenant] = _Tenant(group.start_s(request.routing.tenant))
-            self._queue(group, request.routing.tenant, tenant)
+            self._join_round(group, request.routing.tenant, tenant)
         entry = _Entry(request, _key(request, next(self._order)), max(LEAST_COST_S, cost_s))
         bisect.insort(tenant.keys, entry.key)
         tenant.entries[entry.key] = self._entries[request.request_id] = entry
@@ -138,7 +138,7 @@ class FairQueue:
         weight = COST_MEMORY if self._has_quantum else 1.0
         self._has_quantum = True
         self.quantum_s += weight * (entry.cost_s - self.quantum_s)
-        self._queue(group, entry.request.routing.tenant, tenant)
+        self._join_round(group, entry.request.routing.tenant, tenant)
         self.remove(request_id)
 
     def remove(self, request_id: RequestId) -> None:
@@ -253,7 +253,7 @@ class FairQueue:
             heapq.heappush(group.heap, key)
         return found
 
-    def _queue(self, group: _Class, name: str, tenant: _Tenant) -> None:
+    def _join_round(self, group: _Class, name: str, tenant: _Tenant) -> None:
         """Puts a tenant into the round of its served seconds, behind those that are already in it."""
         if tenant.key is not None and tenant.served_s < tenant.key[0] + self.quantum_s:
             return

@@ -55,7 +55,7 @@ class KeyAuthenticator:
         self._marks = stream_marks(cluster_token)
         self._operator = AuthContext(marks=self._marks, is_operator=True)
         self._operator_key = OperatorKey(cluster_token)
-        self._seen = self._look()
+        self._stamp = self._current_stamp()
         self._file = read_keys(str(self._path))
         self._keys.set(len(self._file.keys))
 
@@ -102,10 +102,10 @@ class KeyAuthenticator:
 
     def look_again(self) -> None:
         """Reads the key file again if it has changed. If it cannot be used, the former keys stay valid."""
-        seen = self._look()
-        if seen == self._seen:
+        stamp = self._current_stamp()
+        if stamp == self._stamp:
             return
-        self._seen = seen
+        self._stamp = stamp
         try:
             self._file = read_keys(str(self._path))
         except ConfigError as error:
@@ -116,7 +116,7 @@ class KeyAuthenticator:
         self._keys.set(len(self._file.keys))
         log.info("API keys read again file=%s keys=%d", self._path, len(self._file.keys))
 
-    def _look(self) -> tuple[int, int, int] | None:
+    def _current_stamp(self) -> tuple[int, int, int] | None:
         """Returns a stamp that changes with the file, or with the link that leads to it, as in mounted Secrets."""
         try:
             found = os.stat(self._path)

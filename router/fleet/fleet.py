@@ -309,7 +309,7 @@ class Fleet:
         self._note_change()
 
     def _other_form(self, worker: Worker) -> str | None:
-        """Returns why the form of the worker's pages does not fit the fleet's. None: it fits, and all of its role must have it."""
+        """Returns why the form of the worker's pages does not fit the fleet's. None: it fits."""
         form, known = worker.kv_form, self._forms.get(worker.role)
         if known not in (form, None):
             return f"its pages are {form}, those of the fleet's {worker.role.value} workers are {known}"

@@ -101,7 +101,7 @@ class GrpcListener:
                 key.data(events)
             self._grant()
             self._pay()
-            self._look()
+            self._do_timed_work()
         for _, client in self._lingering:
             client.close()
 
@@ -229,9 +229,10 @@ class GrpcListener:
         self._accepts_at_s = None
         self._listening.close()
 
-    # What is done at times
+    # What is due at certain times
 
     def _grant(self) -> None:
+        """Resumes connections whose next call may be passed on now."""
         while self._turns:
             connection = next(iter(self._turns))
             if has_hung_up(connection.client):
@@ -256,7 +257,8 @@ class GrpcListener:
                 del self._paced[each]
                 each.resume()
 
-    def _look(self) -> None:
+    def _do_timed_work(self) -> None:
+        """Closes sockets that have lingered, accepts again after a pause, and closes clients that are too slow."""
         while self._lingering and self._lingering[0][0] <= self._now_s:
             self._lingering.popleft()[1].close()
         if self._accepts_at_s is not None and self._now_s >= self._accepts_at_s:

@@ -28,7 +28,7 @@ IDLE_COUNT = 1 << 30
 MOST_AT_ONCE = 128
 """Connections that are accepted before the event loop does something else."""
 TOLERANCE = 8
-"""A router with n connections leaves its turn only to routers with more than n / TOLERANCE fewer. So routers do not wait
+"""A router with n connections leaves turns only to routers with more than n / TOLERANCE fewer. So routers do not wait
 for each other at each connection of a burst."""
 NO_ROOM_S = 1.0
 """Seconds until the next try when no descriptor or memory is left for a connection."""

@@ -148,7 +148,7 @@ class WorkProcess:
     async def _serve(self, waiting: _Waiting) -> None:
         outcome = _UNREAD
         try:
-            outcome = await self._tried(waiting)
+            outcome = await self._outcome_of(waiting)
         except OSError as error:
             log.error("no process to prepare requests in error=%s", error)
             outcome = PreparationOutcome(
@@ -181,7 +181,7 @@ class WorkProcess:
             if not queue.waiting and self._queues.get(tenant) is queue:
                 del self._queues[tenant]
 
-    async def _tried(self, waiting: _Waiting) -> PreparationOutcome:
+    async def _outcome_of(self, waiting: _Waiting) -> PreparationOutcome:
         """Returns the outcome of a piece of work. Tries twice if the process ends, but not because of a limit."""
         program, work = self._program, waiting.work
         for _ in range(2):

@@ -133,10 +133,11 @@ class _WorkerMasks:
         workers: list[WorkerId] = []
         for index, byte in enumerate(mask.to_bytes((mask.bit_length() + 7) // 8, "little")):
             if byte:
-                workers.extend(self._by_byte.get((index, byte)) or self._spell_out(index, byte))
+                workers.extend(self._by_byte.get((index, byte)) or self._find_workers(index, byte))
         return workers
 
-    def _spell_out(self, place: int, byte: int) -> tuple[WorkerId, ...]:
+    def _find_workers(self, place: int, byte: int) -> tuple[WorkerId, ...]:
+        """Returns the workers of a byte, and keeps them for the next time."""
         bits = [1 << (8 * place + number) for number in range(8) if byte >> number & 1]
         found = self._by_byte[place, byte] = tuple(self._by_bit[bit] for bit in bits)
         return found
