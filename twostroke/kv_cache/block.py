@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from twostroke.base.ids import BlockHash
 
 HASH_BYTES = 16
-"""128 bits: collisions stay out of reach for any fleet's number of blocks; workers compare all of them."""
+"""Bytes of a block hash, all of which are compared. With 128 bits the blocks of a fleet do not collide in practice."""
 
 HASH_SCHEME = "blake2b-128/tokens-u32le/v2"
-"""Part of the fingerprint: workers with another scheme would never share a block."""
+"""Hash function and version. It is part of the fingerprint: workers with different schemes can share no block."""
 
 _KEY = b"twostroke.block.v1"
 _ROOT, _SALTED, _OWNER, _EXACT = b"root", b"salted", b"owner", b"exact"
@@ -34,9 +34,9 @@ def root_hash() -> BlockHash:
 
 
 def owner_salt(tenant: str, cache_salt: bytes) -> bytes:
-    """Returns the salt of a tenant's blocks, and within it those of one `cache_salt`; empty for neither.
+    """Returns the salt of the blocks of a tenant with this `cache_salt`; empty if both are empty.
 
-    Each part goes in with its length: no tenant can choose a `cache_salt` that makes another tenant's salt.
+    Each part is hashed with its length, so that no `cache_salt` of a tenant yields another tenant's salt.
     """
     if not tenant and not cache_salt:
         return b""
@@ -44,12 +44,12 @@ def owner_salt(tenant: str, cache_salt: bytes) -> bytes:
 
 
 def derived_salt(salt: bytes, kind: bytes, content: bytes) -> bytes:
-    """Returns the salt of blocks that depend on `content`, too. `kind` is a feature's own, unlike those above."""
+    """Returns the salt of blocks that depend on `content`, too. `kind` is the feature's own domain separator."""
     return _hash(_framed(salt) + _framed(content), kind)
 
 
 def exact_salt(salt: bytes) -> bytes:
-    """Returns the salt of blocks that take no pages that were converted from another form, apart from all others."""
+    """Returns a separate salt for blocks whose pages must not be converted from another form."""
     return _hash(_framed(salt), _EXACT)
 
 
@@ -85,7 +85,7 @@ def extend_hashes(
     *,
     end: int | None = None,
 ) -> None:
-    """Appends the hashes of the blocks that the first `end` tokens have filled since; None: that all have filled.
+    """Appends the hashes of further full blocks among the first `end` tokens; None: among all tokens.
 
     The first `public_blocks` carry no salt.
     """
@@ -114,7 +114,7 @@ def extend_packed_hashes(
 
 @functools.cache
 def _keyed() -> hashlib.blake2b:
-    """Returns the state from which every block's hash begins: to copy it costs half of what it takes to make one."""
+    """Returns the initial hash state of every block: a copy of it costs half as much as a new one."""
     return hashlib.blake2b(digest_size=HASH_BYTES, key=_KEY)
 
 

@@ -1,7 +1,7 @@
-"""The event log of stored and removed blocks. A reader can prove that it equals the worker's caches.
+"""The event log of stored and removed blocks. With it a reader can prove that its copy equals the worker's caches.
 
 Every batch has a sequence number, and carries the size of the worker's set of (hash, tier, group) and the xor over it.
-A reader that applied every batch has the same digest, or knows that it has not.
+A reader that applied every batch has the same digest. With another digest, it knows that its copy is wrong.
 
 A batch of many blocks is sent in parts, which follow one another; so is the snapshot of a large set, whose parts are
 made one at a time. The size and the digest, which every part carries, hold after the last one.
@@ -26,7 +26,8 @@ RING_BATCHES = 4096
 PART_BLOCKS = 8192
 """Most blocks in one part: sender and reader need some milliseconds for it, and a message takes 128 KiB."""
 BUCKETS = 64
-"""Buckets of a tier's set, by the first bits of the hash: a snapshot copies one that changes before it is read."""
+"""Buckets of a tier's set, by the first byte of the hash. A snapshot copies only buckets that change before it reads
+them."""
 
 _HASH_BITS = 8 * HASH_BYTES
 _HASH_MASK = (1 << _HASH_BITS) - 1
@@ -34,7 +35,7 @@ _HASH_MASK = (1 << _HASH_BITS) - 1
 
 @dataclass(frozen=True, slots=True)
 class TierChange:
-    """Blocks with parts of one group that were stored and removed on one tier."""
+    """Blocks whose parts of one page group were stored on one tier, or removed from it."""
 
     tier: Tier
     stored: tuple[BlockHash, ...]
@@ -55,7 +56,7 @@ class TierChange:
 class EventBatch:
     sequence: int
     stored: tuple[BlockHash, ...]
-    """Blocks with pages of the first group that were stored on the device tier, like `removed`."""
+    """Blocks whose pages of the first group were stored on the device tier; `removed` is for the same pages."""
     removed: tuple[BlockHash, ...]
     block_count: int
     """Size of the set of (hash, tier, group) after this batch."""
@@ -82,7 +83,7 @@ class EventBatch:
         return (TierChange(Tier.DEVICE, self.stored, self.removed), *self.further)
 
     def with_changes(self, changes: Iterable[TierChange]) -> EventBatch:
-        """Returns it with these changes, at most one of each tier and group, that of pages on the device first."""
+        """Returns the batch with these changes: at most one per tier and group, in the order of `PLACES`."""
         changed = [change for change in changes if change.stored or change.removed]
         stored: tuple[BlockHash, ...] = ()
         removed: tuple[BlockHash, ...] = ()
@@ -96,7 +97,7 @@ _value_of: Callable[[bytes], int] = functools.partial(int.from_bytes, byteorder=
 
 
 def digest_term(block_hash: BlockHash, tier: Tier, group: GroupKind = GroupKind.FULL) -> int:
-    """Returns the xor term of one element: its hash rotated left by the number of its place, so that moves are seen."""
+    """Returns the xor term of one element: its hash rotated left by its place number. So a move changes the digest."""
     value, bits = int.from_bytes(block_hash, "big"), tier + TIERS * group
     return ((value << bits) | (value >> (_HASH_BITS - bits))) & _HASH_MASK if bits else value
 
@@ -121,7 +122,7 @@ class EventLog:
         return any(tier_blocks.pending for tier_blocks in self._places)
 
     def device_blocks(self, group: GroupKind) -> TierBlocks:
-        """Returns the blocks of one group on the device, where whoever tells of many adds and removes them."""
+        """Returns the blocks of one group on the device; a caller with many changes adds and removes them there."""
         return self._tiers[Tier.DEVICE, group]
 
     def stored(self, block_hash: BlockHash, tier: Tier = Tier.DEVICE, group: GroupKind = GroupKind.FULL) -> None:
@@ -133,7 +134,8 @@ class EventLog:
     def publish(self, published_s: float = 0.0) -> EventBatch:
         """Closes the current batch (an empty one is a heartbeat) and adds it to the log.
 
-        If more blocks went than are left, as when a cache is dropped, the batch is `cleared` and lists what is left.
+        If more blocks were removed than are left, as when a cache is dropped, the batch is `cleared` and lists the
+        blocks that are left.
         """
         self._sequence += 1
         changed = [tier_blocks for tier_blocks in self._places if tier_blocks.pending]
@@ -243,18 +245,18 @@ class TierBlocks:
         yield from (block_hash for block_hash, stored in self.pending.items() if not stored)
 
     def freeze(self) -> _FrozenBlocks:
-        """Returns the set as it is now, whatever changes from here on; removes it from `readers` after use."""
+        """Returns the set as of now, unaffected by later changes. The caller removes it from `readers` after use."""
         frozen = _FrozenBlocks(self.tier, self.group, self._buckets)
         self.readers.append(frozen)
         return frozen
 
     def _digest_of(self, block_hashes: Sequence[BlockHash]) -> int:
-        """Returns the xor of the terms of these blocks: a turn of the bits of a xor is the xor of the turned ones."""
+        """Returns the xor of the terms of these blocks: rotating a xor of hashes is the same as rotating each hash."""
         xor = functools.reduce(operator.xor, map(_value_of, block_hashes), 0)
         return digest_term(BlockHash(xor.to_bytes(HASH_BYTES, "big")), self.tier, self.group)
 
     def _to_change(self, block_hashes: Sequence[BlockHash]) -> Sequence[set[BlockHash]]:
-        """Returns the buckets, after snapshots under way have kept those of these blocks."""
+        """Returns the buckets to change, after open snapshots have copied those of these blocks."""
         for frozen in self.readers:
             for block_hash in block_hashes:
                 frozen.keep(block_hash[0] % BUCKETS)
@@ -269,12 +271,12 @@ class _FrozenBlocks:
         self._group = group
         self._buckets = buckets
         self._next = 0
-        """The first bucket that was not handed out."""
+        """Index of the first bucket that is not yet yielded."""
         self._kept: dict[int, tuple[BlockHash, ...]] = {}
-        """Buckets that have changed since, as they were."""
+        """Copies of the buckets that changed before they were yielded, by index."""
 
     def keep(self, bucket: int) -> None:
-        """Copies a bucket that is about to change, if it is still to be handed out."""
+        """Copies a bucket that is about to change, if it is not yet yielded."""
         if bucket >= self._next and bucket not in self._kept:
             self._kept[bucket] = tuple(self._buckets[bucket])
 
@@ -298,7 +300,7 @@ def parts_of(batch: EventBatch) -> Iterator[EventBatch]:
 
 
 def in_parts(whole: EventBatch, pieces: Iterable[TierChange]) -> Iterator[EventBatch]:
-    """Yields a batch like `whole`, but of these pieces, in parts."""
+    """Yields the parts of a batch that has the changes of `pieces`, and everything else from `whole`."""
     groups = _groups(pieces)
     part, group = 0, next(groups, ())
     for following in groups:

@@ -1,4 +1,4 @@
-"""The form of a worker's pages: of all layers, or of those in the middle, where the layers at both ends are exact.
+"""The form of a worker's pages: that of all layers, or that of the middle layers if the layers at both ends are exact.
 
 `twostroke/page_forms` says what a form is and has one file for each. The identity of a page is (block hash, `KvForm`):
 its number format, and whether another format may have computed it. Plain numbers, no torch.
@@ -16,19 +16,19 @@ from twostroke.base.errors import ConfigError
 from twostroke.page_forms.page_form import PageForm, PagePart, PageShape
 from twostroke.page_forms.table import PAGE_FORMS
 
-if TYPE_CHECKING:  # this is read where nothing else needs arrays
+if TYPE_CHECKING:  # some importers need numpy for nothing else
     import numpy as np
     import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True)
 class FormWithExactEnds:
-    """The form of pages with first and last layers in another form: that of the numbers the model computes with."""
+    """The form of pages whose first and last layers have another form: the number format that the model computes in."""
 
     inner: PageForm
     exact: PageForm
     exact_layers: int
-    """Layers at each end."""
+    """Number of exact layers at each end."""
 
     @property
     def name(self) -> str:
@@ -70,11 +70,12 @@ class FormWithExactEnds:
 class JointForm:
     """The form of pages that several processes compute: each range of heads is a page of its own, side by side.
 
-    A page also says so where all processes have the same heads: its numbers are sums of as many parts.
+    The name has the number of processes even where all have the same heads: each number of a page is then a sum of that
+    many parts.
     """
 
     inner: PageForm | FormWithExactEnds
-    """The form of a process's part."""
+    """The form of the part that one process computes."""
     processes: int
 
     @property
@@ -105,7 +106,7 @@ class JointForm:
         )
 
     def ranges(self, kv_heads: int) -> int:
-        """Returns in how many ranges the heads of a page lie: fewer than processes where these share heads."""
+        """Returns the number of head ranges of a page: fewer than there are processes if processes share heads."""
         return min(self.processes, kv_heads)
 
 
@@ -113,7 +114,7 @@ AnyForm = PageForm | FormWithExactEnds | JointForm
 
 
 def check_latents(shape: PageShape, form: AnyForm) -> None:
-    """Raises ConfigError for latents in a form with scales, which a latent and a rotated key would share."""
+    """Refuses latents in a form with scales: a latent and a rotated key would share one. Raises ConfigError."""
     inner = form.inner if isinstance(form, JointForm) else form
     if shape.latent_dim is None or (isinstance(inner, PageForm) and inner.stores_latents):
         return
@@ -128,16 +129,16 @@ class KvForm:
     """The form of all pages of one worker. It is a part of their identity, with the block hash."""
 
     format: str
-    """A name that `page_form` takes."""
+    """Name of the form, as `page_form` takes it."""
     converted_from: str | None = None
-    """The format of the pages that are converted into these. Pages of such a form may come from there, or follow pages
-    that do. They are never taken for pages that were computed only in `format` alone."""
+    """The format of the pages that are converted into these; None: no page is converted. A page of such a form may be
+    converted, or be computed after converted ones. It never replaces a page that was computed in `format` alone."""
 
     def __str__(self) -> str:
         return self.format if self.converted_from is None else f"{self.format} from {self.converted_from}"
 
     def takes(self, other: KvForm) -> bool:
-        """Returns whether pages of the other form may become pages of this one, as they are or converted."""
+        """Returns whether pages of the other form may become pages of this one, unchanged or converted."""
         return other in (self, self.source)
 
     @property
@@ -158,7 +159,7 @@ class Conversion:
     key_centers: npt.NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
     """[layers, kv_heads, head_dim]: what keys of forms with one scale per token lack; None where they lack nothing."""
     further: tuple[Conversion, ...] = ()
-    """How pages of the groups beside the first one are converted."""
+    """The conversions of the further page groups."""
 
     @property
     def page_bytes(self) -> int:
@@ -167,7 +168,7 @@ class Conversion:
 
     @property
     def groups(self) -> tuple[Conversion, ...]:
-        """The conversions of the pages of each group."""
+        """The conversion of each page group, the first group's first."""
         return (self, *self.further)
 
 
@@ -178,7 +179,7 @@ _JOINT: Final = re.compile(r"(.+)/(\d+)")
 
 
 def page_form(name: str) -> AnyForm:
-    """Returns the form of a name of `FORMS`, or of a name that `config.cache.form_name` made of some."""
+    """Returns the form with a name of `FORMS`, or with a name that `config.cache.form_name` composed of such names."""
     joint = _JOINT.fullmatch(name)
     return _of_one(name) if joint is None else JointForm(_of_one(joint[1]), int(joint[2]))
 

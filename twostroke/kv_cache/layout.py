@@ -1,6 +1,7 @@
 """How a pool's pages lie in its memory: one region for the pages of each page group, side by side. Plain numbers.
 
-Pages are numbered through, those of the first group first. So the number says where a page lies and how long it is.
+Pages of all groups are numbered consecutively, those of the first group first. So a page's number gives its address and
+size.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from dataclasses import dataclass
 from typing import Final
 
 SCRATCH_PAGES: Final = 1
-"""Pages past the last that are never handed out; writes that are not kept go there."""
+"""Pages at the end of each region that are never handed out: KV that is not kept is written there."""
 GENERATION_BYTES: Final = 8
-"""One u64 per page."""
+"""Bytes of a page's generation, a u64."""
 REGION_ALIGNMENT: Final = mmap.PAGESIZE
 """Bytes: a region after another begins on a page of the system, which suits every type of number and every device."""
 
 
 def generation_bytes(pages: int) -> int:
-    """Returns the size of one u64 per page, rounded up to a system page."""
+    """Returns the bytes of the generations of this many pages, rounded up to a system page."""
     return -(-pages * GENERATION_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
@@ -38,7 +39,7 @@ class PageRegion:
         return (self.pages + SCRATCH_PAGES) * self.page_bytes
 
 
-@dataclass(frozen=True)  # no slots: what copies ask for page by page is kept
+@dataclass(frozen=True)  # no slots: values that copies read for each page are cached
 class PoolLayout:
     """The regions of one pool. A row is a page of one region, counted from the region's first."""
 
@@ -65,13 +66,13 @@ class PoolLayout:
         return sum(self.page_sizes)
 
     def share(self, region: int) -> float:
-        """Returns the share that one region has of the bytes of all pages."""
+        """Returns the fraction of the bytes of all pages that one region has."""
         own = self.regions[region]
         return own.pages * own.page_bytes / sum(each.pages * each.page_bytes for each in self.regions)
 
     @functools.cached_property
     def starts(self) -> tuple[int, ...]:
-        """Bytes before each region."""
+        """Offset of each region in bytes."""
         starts, end = [], 0
         for region in self.regions:
             starts.append(-(-end // REGION_ALIGNMENT) * REGION_ALIGNMENT)
@@ -98,7 +99,7 @@ class PoolLayout:
         return self._firsts[region]
 
     def region_of(self, page: int) -> int:
-        """Returns the region of a page; scratch pages have no number, except that of a pool with one region."""
+        """Returns the region of a page. A scratch page has a number only in a pool with one region."""
         return bisect.bisect_right(self._firsts, page) - 1
 
     def page_bytes_of(self, page: int) -> int:

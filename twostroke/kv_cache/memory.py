@@ -53,7 +53,7 @@ class PageAccess(abc.ABC):
 
 @dataclass(frozen=True, slots=True)
 class PoolLocation:
-    """Location of the pages: of the first region's first."""
+    """Memory location of the first page of the first region."""
 
     address: int
     gpu: int | None
@@ -76,12 +76,12 @@ class Pages(abc.ABC):
     @property
     @abc.abstractmethod
     def place(self) -> PoolLocation | None:
-        """Returns where all bytes of the pages lie; None where these are parts on several devices."""
+        """Location of the pages; None if they are split over several devices."""
 
     @property
     @abc.abstractmethod
     def held_bytes(self) -> int:
-        """Bytes of memory that the system gave for the pages, as it says itself."""
+        """Bytes of memory that the system has allocated for the pages, as it reports them."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -186,7 +186,7 @@ class PageMemory(Pages):
         return cls(first.pages, first.page_bytes, *further, fd=fd, writers=True)
 
     def protect(self) -> None:
-        """Lets no process but those that have mapped it write to the pages. Nobody else gets them before."""
+        """Denies writing to every process that has not mapped the pages yet. Only then may others get them."""
         self._memory.protect()
 
     @property
@@ -195,7 +195,7 @@ class PageMemory(Pages):
         return self.regions[0]
 
     def map_in(self) -> None:
-        """Maps all pages into this process, so that the first use of a page does not wait for that."""
+        """Maps all pages into this process, so that the first use of a page causes no page fault."""
         for region in self.regions:
             for page in region:
                 page[:: mmap.PAGESIZE].max()
@@ -227,7 +227,7 @@ class PageMemory(Pages):
         return [pool[page * size : (page + 1) * size] for page in pages]
 
     def close(self) -> None:
-        """Drops the mapping. Views that others still hold keep it alive until they go."""
+        """Unmaps the memory. Views that are still in use keep it mapped until they are released."""
         self._drop_generations()
         # Views go first, so that a second close cannot close another owner's descriptor.
         del self.regions, self._flat

@@ -1,6 +1,6 @@
 """A block has a page in each page group. A *part* is a block in one group: what one page holds.
 
-Pages of all groups have ids of one space, so that a transfer or a digest needs to know nothing of groups.
+Page ids are unique across groups, so that transfers and digests need to know nothing of groups.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class GroupKind(enum.IntEnum):
 
 
 class Part(NamedTuple):
-    """One part of a block of a prompt; parts in order are those of the first block first."""
+    """One part of a block of a prompt. Parts are ordered by block, then by group."""
 
     block: int
     """Index of the block in its prompt."""
@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 
 _part: Callable[[tuple[int, GroupKind]], Part] = functools.partial(tuple.__new__, Part)
-"""Makes a part of its fields in a sixth of the time that its class takes, whose `__new__` is Python."""
+"""Makes a part from its fields, six times as fast as the class, whose `__new__` is written in Python."""
 
 
 def parts_of(blocks: Iterable[int], group: GroupKind = GroupKind.FULL) -> list[Part]:
@@ -39,10 +39,10 @@ def parts_of(blocks: Iterable[int], group: GroupKind = GroupKind.FULL) -> list[P
 
 
 def parts_from(blocks: Iterable[int], groups: Iterable[GroupKind]) -> list[Part]:
-    """Returns the part of each block in the group beside it."""
+    """Returns the part of each block in the group at the same index of `groups`."""
     return list(map(_part, zip(blocks, groups, strict=False)))
 
 
 def blocks_of(parts: Iterable[Part], group: GroupKind) -> list[int]:
-    """Returns the blocks of those of the parts that are of this group."""
+    """Returns the blocks of the parts that belong to this group."""
     return [block for block, each in parts if each is group]

@@ -23,7 +23,7 @@ class Claim:
 
     pages: list[PageId]
     missing: list[int]
-    """Indices of hashed blocks that were not here: arriving from now on, without a writer."""
+    """Indices of hashed blocks that were not here. Their pages are arriving from now on, without a writer."""
     hits: int
     """Number of leading blocks after which a sequence can continue (`BlockPool.hits`)."""
 
@@ -56,7 +56,7 @@ class BlockPool(FullGroup):
         return super().lacks_pinned or any(group.lacks_pinned for group in self.others)
 
     def hits(self, hashes: Sequence[BlockHash]) -> int:
-        """Returns after how many of these blocks a sequence can continue, with what every group holds."""
+        """Returns after how many of these blocks a sequence can continue, given the filled pages of every group."""
         depth, others, number, agreed = self.depth(hashes), self.others, 0, 0
         while agreed < len(others):
             reached = others[number].depth(hashes, depth)
@@ -65,8 +65,7 @@ class BlockPool(FullGroup):
         return depth
 
     def claim(self, hashes: Sequence[BlockHash], root: BlockHash, private: int, *, first: int = 0) -> Claim | None:
-        """Holds a page for each block of a chain that continues from `root`, plus `private` pages without a hash. All
-        or nothing.
+        """Holds a page for each block of a chain after `root`, plus `private` pages without a hash, or none of them.
 
         `first` is the index of the first of these blocks in its prompt. Filled and arriving blocks are shared. Returns
         None if the pool has too few pages now.
@@ -85,9 +84,10 @@ class BlockPool(FullGroup):
         return Claim(pages, missing, hits)
 
     def share_last(self, hashes: Sequence[BlockHash]) -> dict[Part, PageId]:
-        """Holds what a sequence needs of the other groups to continue after this chain, as far as there is room.
+        """Holds the pages of other groups that a sequence needs to continue after this chain, as far as there is room.
 
-        What is not here is arriving. The caller holds the pages of the chain. `unshare_last` releases the others.
+        Pages that are not here are arriving. The caller holds the first group's pages of the chain. `unshare_last`
+        releases the returned ones.
         """
         return {
             Part(block, GroupKind(number)): page
@@ -107,17 +107,18 @@ class BlockPool(FullGroup):
         return all(group.has_room_to_pin(hashes) for group in self.others)
 
     def pin(self, hashes: Sequence[BlockHash]) -> None:
-        """Keeps what a sequence needs after this prefix from eviction until `unpin`, in each group, here or not."""
+        """Pins, in each group, the blocks that a sequence needs to continue after this prefix, whether or not they are
+        here. `unpin` ends it."""
         for group in self.groups:
             group.pin_blocks(group.last_of(hashes))
 
     def unpin(self, hashes: Sequence[BlockHash]) -> None:
-        """Takes back one pin of a prefix."""
+        """Removes one pin of a prefix."""
         for group in self.groups:
             group.unpin_blocks(group.last_of(hashes))
 
     def unpin_all(self) -> None:
-        """Takes every pin off every block."""
+        """Removes every pin from every block."""
         for group in self.groups:
             group.unpin_blocks(list(group.pins_of_blocks().elements()))
 
@@ -133,7 +134,7 @@ class BlockPool(FullGroup):
             group.forget_cached()
         return len(cached)
 
-    def _page_leaves(self, block_hash: BlockHash, *, is_evicted: bool) -> None:
+    def _before_page_removal(self, block_hash: BlockHash, *, is_evicted: bool) -> None:
         for group in self.others:
             group.page_removed(block_hash, is_evicted=is_evicted)
 

@@ -71,7 +71,7 @@ class RequestPages:
 
 @dataclass(frozen=True, slots=True)
 class LengthSpread:
-    """Lengths of many requests, as the pages that they hold."""
+    """Mean and deviation of the pages that requests of different lengths hold."""
 
     mean_pages: float
     deviation_pages: float
@@ -87,7 +87,7 @@ class GroupPages:
     seen_tokens: int
     """Tokens that a token sees in these layers."""
     request_pages: int
-    """Most of them that one request holds."""
+    """Most pages of this group that one request holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class PoolSize:
         return min([fit, *(int(group.pages / min(mean, group.request_pages)) for group in self.further)])
 
     def check(self, max_model_len: int) -> None:
-        """Raises ConfigError where a length that was asked for by name does not fit."""
+        """Refuses a `--max-model-len` of which no request fits into the pool. Raises ConfigError."""
         if max_model_len > self.tokens:
             raise ConfigError(
                 f"--max-model-len {max_model_len} does not fit: {self._holds()}; "
@@ -163,7 +163,7 @@ class PoolSize:
             )
 
     def advice(self, max_model_len: int) -> str:
-        """Returns what to know where the model takes longer requests than fit; empty where all fit."""
+        """Returns a warning if the model takes longer requests than fit, else an empty text."""
         if max_model_len <= self.tokens:
             return ""
         return (

@@ -60,7 +60,7 @@ class SharedMemory:
 
 
 class GenerationTable:
-    """A generation per page, in shared memory of its own. For pages whose bytes are elsewhere, as on a GPU."""
+    """The generations of pages whose bytes are elsewhere, such as on a GPU, in shared memory of their own."""
 
     def __init__(self, pages: int, *, fd: int | None = None) -> None:
         size_bytes = generation_bytes(pages)
@@ -74,7 +74,7 @@ class GenerationTable:
 
     @classmethod
     def attach(cls, fd: int, pages: int) -> GenerationTable:
-        """Maps another process's table. Raises ConfigError; the descriptor then stays the caller's."""
+        """Maps another process's table. Raises ConfigError if it is none; the descriptor then stays the caller's."""
         return cls(pages, fd=fd)
 
     def close(self) -> None:

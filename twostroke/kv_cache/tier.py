@@ -19,4 +19,4 @@ class Tier(enum.IntEnum):
 TIERS = len(Tier)
 
 PLACES = tuple((tier, group) for group in GroupKind for tier in Tier)
-"""Everything that can be stored of a block: what routers count, and what a snapshot has, in this order."""
+"""All places where pages of a block can be stored, in the order in which snapshots and routers list them."""

@@ -201,7 +201,7 @@ class FullGroup(GroupPool):
                 heapq.heapify(self._leaves)
 
     def _evict(self, count: int) -> None:
-        """Frees so many pages, that of the least recently used leaf first."""
+        """Frees `count` pages, that of the least recently used leaf first."""
         records, by_hash, children, evicted = self._pages, self._by_hash, self._children, list[BlockHash]()
         page: PageId | None = None
         while len(evicted) < count:
@@ -214,7 +214,7 @@ class FullGroup(GroupPool):
             assert block_hash is not None
             assert parent is not None
             self._listener.evicting(page, block_hash, parent)
-            self._page_leaves(block_hash, is_evicted=True)
+            self._before_page_removal(block_hash, is_evicted=True)
             del by_hash[block_hash]
             record.hash = record.parent = None
             record.filled, record.is_end, record.state = False, False, PageState.FREE
@@ -223,7 +223,7 @@ class FullGroup(GroupPool):
             page, others = None, children.pop(parent) - 1
             if others:
                 children[parent] = others
-            else:  # mostly it goes next: the heap is asked only where another leaf is older
+            else:  # the parent is mostly the next victim: the heap is read only where another leaf is older
                 above = by_hash.get(parent)
                 page = above if above is not None and records[above].state is PageState.CACHED else None
         if page is not None:
@@ -252,12 +252,12 @@ class FullGroup(GroupPool):
     def _forget_page(self, page: PageId) -> None:
         block_hash = self._pages[page].hash
         assert block_hash is not None
-        self._page_leaves(block_hash, is_evicted=False)
+        self._before_page_removal(block_hash, is_evicted=False)
         self._forget(page)
         self._listener.removed([block_hash])
         self._listener.forgotten(block_hash)
 
-    def _page_leaves(self, block_hash: BlockHash, *, is_evicted: bool) -> None:
+    def _before_page_removal(self, block_hash: BlockHash, *, is_evicted: bool) -> None:
         """Called before a block without holders loses its page."""
 
     def _set_hash(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:

@@ -38,10 +38,10 @@ class PoolListener(Protocol):
     def removed(self, block_hashes: Sequence[BlockHash]) -> None: ...
 
     def evicting(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
-        """Called just before a cached block loses its page to another one: its bytes can still be copied."""
+        """Called just before a cached block loses its page to another block: its bytes can still be copied."""
 
     def forgotten(self, block_hash: BlockHash) -> None:
-        """Called with a removed block that is not to be used again, wherever it lies."""
+        """Called with a removed block of which no copy may be used again, wherever it lies."""
 
     def new_writers(self, pages: Sequence[PageId]) -> None: ...
 
@@ -58,7 +58,7 @@ class GroupPool(GroupView, abc.ABC):
 
     @abc.abstractmethod
     def share_filled(self, hashes: Mapping[int, BlockHash]) -> dict[int, PageId]:
-        """Holds the pages of those of these blocks that are filled here, by the same keys. `unshare` releases them."""
+        """Holds the filled pages of these blocks, and returns them by the keys of `hashes`. `unshare` releases them."""
 
     @abc.abstractmethod
     def unshare(self, pages: Collection[PageId]) -> None:
@@ -104,14 +104,14 @@ class GroupPool(GroupView, abc.ABC):
             if record.refs > 1:
                 self._count_shared(writer, -1)
             if record.waiters is not None:
-                _tell([record])
+                _notify_waiters([record])
 
     def fill(self, page: PageId) -> None:
         """Marks the arriving page as filled: it holds its block's KV, verified or computed."""
         self.fill_all([page])
 
     def fill_all(self, pages: Sequence[PageId]) -> None:
-        """Marks arriving pages as filled, and tells of all of them at once."""
+        """Marks arriving pages as filled, and notifies the listener and each waiter once for all of them."""
         records, stored, awaited = self._pages, list[BlockHash](), list[PageRecord]()
         for page in pages:
             record = records[page]
@@ -130,7 +130,7 @@ class GroupPool(GroupView, abc.ABC):
         self.changes += len(stored)
         self._listener.stored(stored)
         if awaited:
-            _tell(awaited)
+            _notify_waiters(awaited)
 
     # Pinning
 
@@ -143,7 +143,7 @@ class GroupPool(GroupView, abc.ABC):
                 self._move(page, PageState.PINNED)
 
     def unpin_blocks(self, hashes: Iterable[BlockHash]) -> None:
-        """Takes one pin off each block; those without another are cached from now on."""
+        """Removes one pin from each block. A block without holders and further pins is cached from now on."""
         for block_hash in hashes:
             assert self._pins[block_hash] > 0, f"block {block_hash.hex()} is unpinned more often than pinned"
             self._pins[block_hash] -= 1
@@ -166,7 +166,7 @@ class GroupPool(GroupView, abc.ABC):
             self._count_shared(record.writer, 1)
 
     def _release(self, page: PageId) -> None:
-        """Takes one hold off a page."""
+        """Releases one hold on a page."""
         record = self._pages[page]
         assert record.refs > 0, f"page {page} is released more often than held"
         record.refs -= 1
@@ -176,7 +176,7 @@ class GroupPool(GroupView, abc.ABC):
             self._count_shared(record.writer, -1)
 
     def _take_free(self, count: int) -> list[PageId]:
-        """Takes so many free pages, each for one holder, who moves them on."""
+        """Takes `count` free pages, each with one holder. The caller moves them to their next state."""
         taken = [self._free.popleft() for _ in range(count)]
         for page in taken:
             self._pages[page].refs = 1
@@ -232,8 +232,8 @@ class GroupPool(GroupView, abc.ABC):
         record.state = state
 
 
-def _tell(records: Iterable[PageRecord]) -> None:
-    """Tells those that wait for any of these pages, each of them once."""
+def _notify_waiters(records: Iterable[PageRecord]) -> None:
+    """Notifies the waiters of these pages, each of them once."""
     changed: dict[PageWaiter, list[Part]] = {}
     for record in records:
         waiters, record.waiters = record.waiters, None
@@ -253,28 +253,29 @@ class FurtherGroup(GroupPool):
     @property
     @abc.abstractmethod
     def tail_blocks(self) -> int:
-        """Number of last blocks of a prefix whose pages here a sequence needs to continue."""
+        """Number of blocks at the end of a prefix whose pages of this group a sequence needs to continue after it."""
 
     @abc.abstractmethod
     def depth(self, hashes: Sequence[BlockHash], most: int, has: Callable[[BlockHash], bool] | None = None) -> int:
         """Returns after how many of these blocks a sequence can continue. The first group has the pages of `most` of
         them. O(blocks).
 
-        `has` tells whether this group has its page of a block. None: where it is here.
+        `has` returns whether this group's page of a block is available. None: if it is filled here.
         """
 
     @abc.abstractmethod
     def share(self, block_hash: BlockHash) -> PageId | None:
-        """Holds the page of a block, whose page in the first group the caller holds, as far as there is room.
+        """Holds this group's page of a block, or returns None if there is no room. The caller holds the first group's.
 
-        It is arriving where it is not here. `unshare` releases it.
+        A page that is not here is arriving. `unshare` releases the page.
         """
 
     @abc.abstractmethod
     def share_last(self, hashes: Sequence[BlockHash]) -> dict[int, PageId]:
-        """Holds what a sequence needs to continue after this chain, as far as there is room.
+        """Holds the pages of this group that a sequence needs to continue after this chain, as far as there is room.
 
-        The caller holds the pages of the chain. What is not here is arriving. `unshare` releases it.
+        The caller holds the first group's pages of the chain. Pages that are not here are arriving. `unshare` releases
+        them.
         """
 
     @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""What can be asked of the pages of one page group. `GroupPool` changes them."""
+"""Queries about the pages of one page group, and waiting for them. `GroupPool` changes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Unwritten:
 
     blocks: int
     depths: int
-    """Sum of their indices in their chains."""
+    """Sum of the blocks' indices in their chains."""
 
 
 class GroupView:
@@ -77,7 +77,7 @@ class GroupView:
         return self._pages[page].writer
 
     def end_of_open(self, pages: Sequence[PageId], first: int, last: int, writer: SessionId) -> int:
-        """Returns the index from `first` on of a page that is filled or written by others, `last` if none is before."""
+        """Returns the index of the first page from `first` on that is filled or has another writer, at most `last`."""
         records = self._pages
         for index in range(first, last):
             record = records[pages[index]]
@@ -86,7 +86,7 @@ class GroupView:
         return max(first, last)
 
     def end_of_written(self, pages: Sequence[PageId], first: int, last: int, writer: SessionId) -> int:
-        """Returns the index from `first` on of a page that `writer` does not write, `last` if none is before."""
+        """Returns the index of the first page from `first` on that `writer` does not write, at most `last`."""
         records = self._pages
         for index in range(first, last):
             if records[pages[index]].writer != writer:
@@ -94,7 +94,7 @@ class GroupView:
         return max(first, last)
 
     def writer_of(self, block_hash: BlockHash) -> SessionId | None:
-        """Returns who writes the page of this block now."""
+        """Returns the session that writes the page of this block now, if any."""
         page = self._by_hash.get(block_hash)
         return None if page is None else self._pages[page].writer
 
@@ -108,13 +108,13 @@ class GroupView:
         return [r.hash for _, r in self._records() if r.state in UNHELD_BLOCKS and r.hash is not None]
 
     def writes_shared(self, writer: SessionId) -> bool:
-        """Returns whether somebody writes a page that has several holders."""
+        """Returns whether `writer` writes a page that has several holders."""
         return writer in self._shared_written
 
     # Waiting
 
     def wait_for(self, page: PageId, waiter: PageWaiter, part: Part) -> None:
-        """Tells `waiter` of the next change of an arriving page, which is that of `part` for it."""
+        """Notifies `waiter` of the next change of an arriving page, under the name `part`."""
         record = self._pages[page]
         assert record.state is PageState.ARRIVING, f"page {page} is {record.state.name}, not ARRIVING"
         if record.waiters is None:
@@ -125,7 +125,7 @@ class GroupView:
     def filled_or_awaited(
         self, pages: Mapping[Part, PageId], waiter: PageWaiter
     ) -> tuple[dict[Part, PageId], list[Part]]:
-        """Returns the filled ones of these pages, and the parts whose pages tell `waiter` of their next change."""
+        """Returns the filled pages and the arriving parts. `waiter` is notified of the next change of the latter."""
         records, filled, awaited = self._pages, dict[Part, PageId](), list[Part]()
         for part, page in pages.items():
             record = records[page]
@@ -140,7 +140,7 @@ class GroupView:
         return filled, awaited
 
     def stop_waiting(self, page: PageId, waiter: PageWaiter) -> None:
-        """Tells a waiter of no change of the page any more."""
+        """Stops notifying `waiter` of changes of the page."""
         record = self._pages[page]
         if record.waiters is not None:
             record.waiters.pop(waiter, None)
@@ -153,7 +153,7 @@ class GroupView:
 
     @property
     def most_pinned(self) -> int:
-        """Pages that pins may keep."""
+        """Most pages that pins may keep."""
         return self.total
 
     def pins_of_blocks(self) -> Counter[BlockHash]:

@@ -1,7 +1,7 @@
-"""Page groups: sets of layers with pages that are needed for equally long. Plain numbers, no torch.
+"""Page groups: sets of layers whose pages a sequence needs for equally many tokens. Plain numbers, no torch.
 
 Layers that attend to all tokens need every page of a sequence. Layers with a window need those of the last tokens only.
-So a block has a page in each group, and that of a window group can go before the block does.
+So a block has a page in each group, and that of a window group can be removed before the others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PageGroup:
 
 
 def groups_apart(groups: tuple[PageGroup, ...], *, by_whole_blocks: bool) -> tuple[PageGroup, ...]:
-    """Returns the groups with pages of their own: one of all layers where blocks are stored as a whole."""
+    """Returns the groups with pages of their own: one group of all layers if blocks are stored as a whole."""
     if not by_whole_blocks or len(groups) == 1:
         return groups
     return page_groups([None] * sum(len(group.layers) for group in groups))
@@ -39,7 +39,7 @@ def groups_apart(groups: tuple[PageGroup, ...], *, by_whole_blocks: bool) -> tup
 def page_groups(windows: Sequence[int | None]) -> tuple[PageGroup, ...]:
     """Returns the groups of a model by the windows of its layers, the full one first.
 
-    There is one group for all layers where none has a window, and where all have one: then windows only hide tokens.
+    There is one group of all layers if no layer has a window, and also if all have one: then windows only mask tokens.
     """
     full = tuple(layer for layer, window in enumerate(windows) if window is None)
     seen = [window for window in windows if window is not None]

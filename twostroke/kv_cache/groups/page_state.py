@@ -30,7 +30,7 @@ class PageWaiter(Protocol):
     """Waits for parts of blocks whose pages are arriving."""
 
     def pages_changed(self, parts: Sequence[Part]) -> None:
-        """Takes note that pages of parts were filled or have lost their writer. The pool must not be changed here."""
+        """Notes that the pages of these parts were filled or lost their writer. It must not change the pool."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class PageRecord:
 
 
 def check_record(name: str, record: PageRecord) -> None:
-    """Asserts that holders, hash, bytes and writer are those of its state."""
+    """Asserts that a record's holders, hash, bytes and writer fit its state."""
     is_hashed, is_written = record.hash is not None, record.writer is not None
     assert record.waiters is None or record.state is PageState.ARRIVING, f"{name} has waiters for nothing: {record}"
     match record.state:

@@ -1,4 +1,4 @@
-"""Pins of one worker: leases on blocks with an owner, an end, and what they were good for.
+"""Pins of one worker: leases on blocks with an owner, an end, and statistics of their hits.
 
 A pin keeps the blocks of one prefix in the pool (see `BlockPool.pin`). It is refused, with the numbers, where the caps
 do not allow it: nothing that is in use makes room for a pin. Blocks that several pins share take their pages once.
@@ -21,11 +21,11 @@ from twostroke.request import WeightsRef
 Key = TypeVar("Key")
 
 MOST_PINS = 1024
-"""Pins of one worker, cache hints included: each takes a few hundred bytes, and as many again per block."""
+"""Most pins of one worker, cache hints included: each takes a few hundred bytes, and as many again per block."""
 MOST_HINTS = 768
-"""Pins of one worker at which it takes no more hints: strangers leave room for all pins that a supervisor keeps."""
+"""Number of pins at which a worker takes no more hints: clients leave room for all pins that a supervisor keeps."""
 MOST_TENANT_HINTS = 64
-"""Hints of one tenant at one worker: it takes twelve tenants to fill the places of all."""
+"""Most hints of one tenant at one worker: it takes twelve tenants to reach `MOST_HINTS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Pin:
     pin_id: PinId
     owner: str
     tenant: str = ""
-    """Tenant that it serves; empty: those without one."""
+    """Tenant whose requests it serves; empty: requests without a tenant."""
     tokens: tuple[int, ...]
     """Tokens of the pinned prefix, which fill its blocks exactly."""
     block_hashes: tuple[BlockHash, ...]
@@ -44,18 +44,18 @@ class Pin:
     max_bytes: int = 0
     """Most bytes that its blocks may take at one worker; 0: whatever the caps allow."""
     text: str = ""
-    """How it begins, for people."""
+    """Beginning of the prefix as text, for people."""
     weights: WeightsRef | None = None
-    """Computes its blocks; None: only the model."""
+    """Weights besides the model's with which its blocks are computed; None: the model's alone."""
     is_hint: bool = False
-    """Whether a request asked for it: only the request computes the blocks."""
+    """Whether a request asked for it. Then the worker computes its blocks only for that request, never for the pin."""
 
     def has_expired(self, now_s: float) -> bool:
         return self.expires_s is not None and self.expires_s <= now_s
 
 
 def pin_id_of(owner: str, tenant: str, last_block: BlockHash) -> PinId:
-    """Returns the id of an owner's pin on the prefix that ends with `last_block`. Names go in with their lengths."""
+    """Returns the id of an owner's pin on the prefix that ends with `last_block`. Names are hashed with lengths."""
     names = b"".join(len(name).to_bytes(4, "little") + name for name in (owner.encode(), tenant.encode()))
     return PinId(hashlib.blake2b(names + last_block, digest_size=8).hexdigest())
 
@@ -103,7 +103,7 @@ class PinTable:
         self._pool = pool
         self.limits = limits
         self.by_id: dict[PinId, Pin] = {}
-        """The oldest first. Only this table changes it."""
+        """Pins by id, the oldest first. Only this table changes the dictionary."""
         self._hits: dict[PinId, PinHits] = {}
         self._by_last: dict[BlockHash, dict[PinId, None]] = {}
         """Pins by their last block."""
@@ -142,10 +142,10 @@ class PinTable:
         return min((pin.expires_s for pin in self.by_id.values() if pin.expires_s is not None), default=None)
 
     def put(self, pin: Pin, now_s: float) -> list[Pin]:
-        """Holds a pin. One with the same id is replaced, and its hits are kept.
+        """Adds a pin. A pin with the same id is replaced, and its hits are kept.
 
-        Hints make room for a pin that is none, those that end soonest first; they are returned. Raises PinRefused; then
-        nothing has changed.
+        Where room is needed for a pin that is not a hint, the hints that end soonest are removed and returned. Raises
+        PinRefused; then nothing has changed.
         """
         known = self.by_id.get(pin.pin_id)
         ended = self._check(pin, known, now_s)
@@ -185,9 +185,9 @@ class PinTable:
         return len(lacking)
 
     def admitted(self, found: Sequence[BlockHash], price_s: Callable[[int], float]) -> PinHits | None:
-        """Counts an admission that found these leading blocks; returns what it adds, or None if no pin was found whole.
+        """Counts an admission that found these leading blocks; returns what it adds, or None if it found no whole pin.
 
-        It counts for the longest such prefix: for each of its pins, whoever owns them. `price_s` predicts the seconds
+        It counts for all pins of the longest such prefix, whatever their owners. `price_s` predicts the seconds
         of computing this many of the first blocks.
         """
         for index in range(len(found) - 1, -1, -1) if self.by_id else ():
@@ -256,7 +256,7 @@ class PinTable:
         return ended
 
     def _hints_to_end(self, pin: Pin) -> list[Pin] | None:
-        """Returns the hints, soonest ends first, without which the pin fits, if it does. O(pinned blocks + theirs)."""
+        """Returns the hints to end for the pin to fit, soonest ends first; None if it cannot. O(blocks of all pins)."""
         ended, uses = list[Pin](), [(group, group.pins_of_blocks()) for group in self._pool.groups]
         for group, pins in uses:
             pins.update(group.last_of(pin.block_hashes))
@@ -269,7 +269,7 @@ class PinTable:
         return None
 
     def _check_tenant(self, pin: Pin) -> None:
-        """Raises PinRefused where the tenant of a hint keeps too much already."""
+        """Refuses a hint whose tenant would keep too much. Raises PinRefused."""
         if self._hints[pin.tenant] >= MOST_TENANT_HINTS:
             raise PinRefused(
                 f"this tenant has {self._hints[pin.tenant]} hints, and at most {MOST_TENANT_HINTS} are kept",

@@ -5,9 +5,9 @@ from __future__ import annotations
 SAVED_S = 4.0
 """Seconds of budget that can be saved up for a burst, as when a long prompt evicts many pages at once."""
 FIRST_SIGHT_SHARE = 0.25
-"""Share of the budget of written bytes for pages that were seen once: most of these are never wanted again."""
+"""Fraction of the write budget that pages seen once may use: most of these are never wanted again."""
 KEPT_FOR_REUSED = 0.5
-"""Share of the saved budget that these leave to pages that were wanted again."""
+"""Fraction of what can be saved up that pages seen once must leave to pages that were wanted again."""
 
 
 class ByteBudget:
@@ -19,7 +19,7 @@ class ByteBudget:
         self._at_s = 0.0
 
     def take(self, size_bytes: int, now_s: float, *, keep: float = 0.0) -> bool:
-        """Takes bytes if they are there and at least the share `keep` of what can be saved up remains."""
+        """Takes bytes, and returns whether it did: at least the fraction `keep` of what can be saved up must remain."""
         refilled = self._bytes + (now_s - self._at_s) * self._bytes_per_s
         self._bytes, self._at_s = min(self._most_bytes, max(self._bytes, refilled)), now_s
         if self._bytes - size_bytes < keep * self._most_bytes:
@@ -37,7 +37,8 @@ class WriteBudget:
         self._first_sight = ByteBudget(FIRST_SIGHT_SHARE * bytes_per_s, page_bytes)
 
     def take_page(self, now_s: float, *, wanted_again: bool) -> bool:
-        """Takes one page. One that was seen once comes out of a small share, and leaves half of what was saved."""
+        """Takes the bytes of one page, and returns whether it did. A page that was seen once has to fit into a smaller
+        budget, too, and must leave half of what can be saved up."""
         if wanted_again:
             return self._all.take(self._page_bytes, now_s)
         is_spared = self._first_sight.take(self._page_bytes, now_s)

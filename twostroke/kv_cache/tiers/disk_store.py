@@ -21,9 +21,9 @@ from twostroke.kv_cache.tiers.folders import ScannedSegment
 from twostroke.kv_cache.tiers.record import DEAD, MOST_SEGMENT_BYTES, RecordFormat, record_bytes
 
 SEGMENTS = 32
-"""Segments that the whole store is divided into, if they are not too large then."""
+"""Number of segments that the store is divided into. It has more if these would exceed `MOST_SEGMENT_BYTES`."""
 LEAST_RECORDS = 2
-"""Records of any disk tier: the segment that is written, and one that can go."""
+"""Fewest records of a disk tier: one in the segment that is written, and one in a segment that can be reclaimed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class RecordReservation:
 class ReclaimedRecord:
     block_hash: BlockHash
     age_s: float
-    """Time since it was written or found."""
+    """Seconds since it was written, or found on disk at the start."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class _Segment:
     """Records that are being written: neither committed nor abandoned."""
     live: dict[BlockHash, _Record] = field(default_factory=dict)
     copies: list[tuple[BlockHash, int]] = field(default_factory=list)
-    """Further records of blocks that lie here or elsewhere, with their offsets."""
+    """Duplicate records in this file, with their offsets. The live record of each is here or in another segment."""
 
     def worth(self, now_s: float) -> float:
         return sum((1 + record.hits) / (1.0 + now_s - record.since_s) for record in self.live.values())
@@ -83,7 +83,9 @@ class DiskStore:
         next_segment: Callable[[], Path],
         reclaimed: Callable[[ReclaimedRecord], None],
     ) -> None:
-        """`next_segment` names one; `reclaimed` gets live records that go. Raises ConfigError without room for two."""
+        """`next_segment` returns the path of a new segment; `reclaimed` gets each live record of a reclaimed segment.
+        Raises ConfigError if there is no room for two records.
+        """
         self.form = form
         self._most_records = disk_pages(most_bytes, form.page_bytes)
         largest = max(1, MOST_SEGMENT_BYTES // form.record_bytes)
@@ -94,7 +96,7 @@ class DiskStore:
         self._open: _Segment | None = None
         self._where: dict[BlockHash, _Segment] = {}
         self._copies: dict[BlockHash, set[RecordPlace]] = {}
-        """All further records of each block, which are never read; a restart would find them."""
+        """Duplicate records of each block. They are never read, but a restart would find them."""
         self._records = 0
 
     def __len__(self) -> int:
@@ -118,7 +120,8 @@ class DiskStore:
     def adopt(self, segments: Iterable[ScannedSegment], now_s: float) -> tuple[list[BlockHash], list[Path]]:
         """Takes in segments that were found on disk, oldest first.
 
-        Returns the blocks that are new here, and the paths of segments without any, or without room, to be removed.
+        Returns the new blocks, and the paths of segments to remove: those without new blocks and those that do not
+        fit.
         """
         found: list[BlockHash] = []
         useless: list[Path] = []
@@ -147,7 +150,7 @@ class DiskStore:
         return None if segment is None else RecordPlace(segment.path, segment.live[block_hash].offset)
 
     def hit(self, block_hash: BlockHash) -> None:
-        """Notes that a block was of use; one that has gone meanwhile is not."""
+        """Counts a hit of a block; does nothing if it was reclaimed meanwhile."""
         segment = self._where.get(block_hash)
         if segment is not None:
             segment.live[block_hash].hits += 1
@@ -159,7 +162,7 @@ class DiskStore:
         return sum(each.records for each in self._segments.values() if each.reserved) <= self._most_before_new
 
     def reserve(self, now_s: float) -> RecordReservation:
-        """Reserves the place of one record, for which there `has_room`; reclaim segments if that is needed."""
+        """Reserves the place of one record, and reclaims segments if needed. Call it only if `has_room`."""
         reclaimed: list[Path] = []
         if not self._has_open_place(self._open):
             while self._records > self._most_before_new:
@@ -173,7 +176,7 @@ class DiskStore:
         return RecordReservation(place, tuple(reclaimed))
 
     def commit(self, block_hash: BlockHash, place: RecordPlace, now_s: float) -> bool:
-        """Makes a record findable that has been written; returns False if all was forgotten, or its block is here."""
+        """Makes a written record findable. Returns False if the store forgot all meanwhile, or has the block."""
         if not self.abandon(place):
             return False
         segment = self._segments[place.path]
@@ -211,7 +214,7 @@ class DiskStore:
 
     @property
     def _most_before_new(self) -> int:
-        """Records of all other segments, at most, when a new one is begun."""
+        """Most records that all other segments may have when a new one is begun."""
         return self._most_records - min(self._segment_records, self._most_records)
 
     def _has_open_place(self, segment: _Segment | None) -> TypeGuard[_Segment]:

@@ -1,6 +1,6 @@
-"""Segment files: whole sectors at aligned offsets, around the system's page cache where the file system allows it.
+"""Segment files: whole sectors at aligned offsets, with direct I/O where the file system allows it.
 
-A `SegmentFiles` opens all files of one tier, so that a test can put a disk there that is full, slow or broken.
+A `SegmentFiles` opens all files of one tier, so that a test can replace it by a disk that is full, slow or broken.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from twostroke.kv_cache.tiers.record import SECTOR
 PROBE: Final = "probe"
 """Name of the file that is written into a folder to find out what its disk can do."""
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-"""Errors that say that there is no room left."""
+"""Error numbers of a full disk or an exhausted quota."""
 _READ, _WRITE = os.O_RDONLY, os.O_WRONLY | os.O_CREAT
 
 
 class AlignedBuffer:
-    """Memory at a page's boundary, as direct I/O needs it."""
+    """Memory that begins at a page of the system, as direct I/O requires."""
 
     def __init__(self, size_bytes: int) -> None:
         self._map = mmap.mmap(-1, size_bytes)
@@ -55,7 +55,7 @@ class SegmentFile:
         return done
 
     def write(self, buffer: memoryview, offset: int) -> None:
-        """Raises OSError, ENOSPC for a write that the disk took in part."""
+        """Writes the buffer at `offset`. Raises OSError, with ENOSPC for a partial write."""
         done = 0
         while done < len(buffer):
             count = os.pwrite(self._descriptor, buffer[done:], offset + done)
@@ -76,8 +76,8 @@ class SegmentFiles:
 
     def __init__(self) -> None:
         self._flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_DIRECT
-        """A link is never followed, and a pipe never waited for. Without O_DIRECT from the first file on that the file
-        system does not open with it."""
+        """Flags of every open: no link is followed, and no pipe waited for. A probe removes O_DIRECT if the file system
+        does not support it."""
 
     @property
     def is_direct(self) -> bool:
@@ -89,7 +89,7 @@ class SegmentFiles:
         Returns None where the disk is full. Raises OSError where nothing can be written at all.
         """
         path = folder / PROBE
-        path.unlink(missing_ok=True)  # whatever it is: otherwise a file with two names would be overwritten
+        path.unlink(missing_ok=True)  # if it is a hard link, writing would change a file that is not ours
         buffer = AlignedBuffer(size_bytes)
         try:
             return self._probe(path, buffer.view)
@@ -131,7 +131,7 @@ class SegmentFiles:
 
     @contextlib.contextmanager
     def reading(self, path: Path) -> Iterator[SegmentFile]:
-        """Raises OSError, FileNotFoundError for a segment that has been reclaimed."""
+        """Opens a segment for reading. Raises OSError, FileNotFoundError for one that has been reclaimed."""
         with contextlib.closing(self.open(path, _READ)) as file:
             yield file
 
@@ -142,12 +142,12 @@ class SegmentFiles:
 
     @contextlib.contextmanager
     def changing(self, path: Path) -> Iterator[SegmentFile]:
-        """Opens a segment that is there. Raises OSError, FileNotFoundError for one that has gone."""
+        """Opens an existing segment for writing. Raises OSError, FileNotFoundError for one that has been reclaimed."""
         with contextlib.closing(self.open(path, os.O_WRONLY)) as file:
             yield file
 
     def open(self, path: Path, flags: int) -> SegmentFile:
-        """Raises OSError, also for what is not a regular file."""
+        """Opens a regular file. Raises OSError, also for anything else."""
         descriptor = os.open(path, flags | self._flags, 0o600)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)

@@ -1,11 +1,11 @@
-"""Folders of segments. A folder belongs to the worker that holds its lock, and to a successor once that has died.
+"""Folders of segments. A folder belongs to the worker that holds its lock, and once that is dead, to a successor.
 
     DIR/v<version>-<identity>/<worker>/lock            locked as long as the worker lives
     DIR/v<version>-<identity>/<worker>/probe           written and removed at start
     DIR/v<version>-<identity>/<worker>/00000001.pages  records, one after the other
 
-The lock is the kernel's (flock): it ends with the process, however the process ends. The time of its file says when the
-owner was last seen. So the folder of a worker that is being started again is not taken.
+The lock is the kernel's (flock): it ends with the process, however the process ends. The modification time of its file
+is when the owner was last seen. Only folders unseen for some time are taken, so a worker that restarts keeps its own.
 
 DIR may hold anything else besides. Only folders and files with the names above are looked at, and nothing else is ever
 removed.
@@ -49,10 +49,10 @@ SUFFIX: Final = ".pages"
 MODEL_FOLDER: Final = re.compile(rf"v[0-9]+-[0-9a-f]{{{2 * IDENTITY_BYTES}}}")
 """Names that `model_folder` gives, also in other versions."""
 WORKER_FOLDER: Final = re.compile(r"[A-Za-z0-9_.~%-]+")
-"""Names that `claim_own` gives: quoted, so that any worker's id is one."""
+"""Names that `claim_own` gives: worker ids, quoted so that each is a valid file name."""
 SEGMENT: Final = re.compile(rf"[0-9]{{8,}}{re.escape(SUFFIX)}")
 SCANNING_THREADS = 8
-"""Headers are small reads far apart: several at once take a fraction of the time."""
+"""Threads that read headers: these are small reads far apart, and several at once take a fraction of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class SegmentFolder:
 
     @classmethod
     def claim(cls, path: Path) -> Self | None:
-        """Locks a folder, made if it is not there; returns None if a live process has it.
+        """Locks a folder, which it creates if needed; returns None if a live process has it locked.
 
         Raises OSError, UntrustedPath where others may write to it, its lock or the folder of its model.
         """
@@ -116,7 +116,7 @@ class SegmentFolder:
         return bool(_segments_in(self.path))
 
     def touch(self) -> None:
-        """Says that the owner lives. Raises OSError."""
+        """Records that the owner is alive now, as the lock file's time. Raises OSError."""
         os.utime(self._lock)
 
     def remove(self) -> None:
@@ -130,7 +130,7 @@ class SegmentFolder:
             self.close()
 
     def try_remove(self) -> bool:
-        """Removes our files and the folder, and tells whether that was possible; a warning says why not."""
+        """Removes our files and the folder, and returns whether it could; logs a warning if not."""
         try:
             self.remove()
         except OSError as error:
@@ -139,7 +139,7 @@ class SegmentFolder:
         return True
 
     def close(self) -> None:
-        """Leaves the folder to a successor."""
+        """Releases the lock: another worker may take the folder."""
         os.close(self._lock)
 
 
@@ -155,9 +155,9 @@ def make_private(folder: Path) -> None:
 
 
 def claim_own(root: Path, worker: str) -> SegmentFolder:
-    """Claims the worker's own folder, or another one while a successor of its last process has that.
+    """Claims the worker's own folder, or a numbered one while another process has that locked.
 
-    So it does, with a warning, where others may write to its own folder. Raises OSError.
+    It claims a numbered one, with a warning, also if other users may write to its own. Raises OSError.
     """
     make_private(root)
     trusted_paths.check(root)
@@ -169,7 +169,8 @@ def claim_own(root: Path, worker: str) -> SegmentFolder:
 def hold_own(root: Path, worker: str) -> list[SegmentFolder]:
     """Claims the folders that this worker's epochs have left below the root of all models, until they are closed.
 
-    So no worker adopts or removes them while this one is asleep. What cannot be claimed is left out, with a warning.
+    So no worker adopts or removes them while this one is asleep. A folder that cannot be claimed is skipped, with a
+    warning.
     """
     name, held = quote(worker, safe=""), []
     own = re.compile(rf"{re.escape(name)}(\.[0-9]+)?")
@@ -229,8 +230,8 @@ def remove_beyond(
 ) -> int:
     """Removes folders of other models than `kept` until those without an owner take at most this many bytes.
 
-    The one with the owner that was seen the longest ago goes first; only those that were not seen for `unseen_s` are
-    counted. Returns how many were removed. One that cannot be removed is left, with a warning.
+    The folder whose owner was seen the longest ago is removed first. Only folders that were not seen for `unseen_s`
+    count. Returns how many were removed. One that cannot be removed is left, with a warning.
     """
     others, seen_by_s, removed = _other_models(root, kept), time.time() - unseen_s, 0
     left = sorted(_left_in(others, seen_by_s, folder_trust or FolderTrust()), key=lambda each: each.seen_s)
@@ -293,7 +294,7 @@ def _claim_if_trusted(path: Path) -> SegmentFolder | None:
 
 
 def _try_claim(path: Path, seen_by_s: float) -> SegmentFolder | None:
-    """Locks a folder if its owner was last seen by then and is dead; None, with a warning, where that fails."""
+    """Locks a folder if its owner is dead and was not seen after `seen_by_s`, else returns None; warns of errors."""
     try:
         return SegmentFolder.claim(path) if _was_seen_by(path / LOCK, seen_by_s) else None
     except OSError as error:
@@ -312,7 +313,7 @@ def _remove_empty(models: Iterable[Path]) -> None:
 
 
 def _left_in(models: Iterable[Path], seen_by_s: float, folder_trust: FolderTrust) -> Iterator[LeftFolder]:
-    """Yields the folders with an owner that was last seen by that time. Claiming them would count as seen."""
+    """Yields folders whose owner was not seen after `seen_by_s`. It claims none: that would count as seen."""
     for path in (folder for model in models for folder in _folders_in(model, WORKER_FOLDER)):
         try:
             if _was_seen_by(path / LOCK, seen_by_s) and folder_trust.allows(path.parent, path, path / LOCK):
@@ -323,7 +324,7 @@ def _left_in(models: Iterable[Path], seen_by_s: float, folder_trust: FolderTrust
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Returns whether a path still leads to an open file."""
+    """Returns whether a path still names the open file of a descriptor."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
@@ -342,7 +343,7 @@ def _folders_in(root: Path, name: re.Pattern[str]) -> list[Path]:
 
 
 def _was_seen_by(lock: Path, seen_by_s: float) -> bool:
-    """Returns whether there is a lock, last touched by that time. Raises OSError."""
+    """Returns whether the lock file exists and was not touched after `seen_by_s`. Raises OSError."""
     try:
         status = lock.lstat()
     except FileNotFoundError:
@@ -351,6 +352,6 @@ def _was_seen_by(lock: Path, seen_by_s: float) -> bool:
 
 
 def _segments_in(path: Path) -> list[Path]:
-    """Returns the segments, but nothing that only has the name of one: no links, folders or pipes. Raises OSError."""
+    """Returns the segments: regular files only, no links, folders or pipes with such names. Raises OSError."""
     with os.scandir(path) as entries:
         return [Path(e.path) for e in entries if SEGMENT.fullmatch(e.name) and e.is_file(follow_symlinks=False)]

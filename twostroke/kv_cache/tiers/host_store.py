@@ -1,6 +1,6 @@
 """The host store keeps pages in host memory. The least recently used one that is not being read or written goes first.
 
-One owner, one thread: the worker's event loop. It says where a page is to go; the caller copies the bytes.
+One owner, one thread: the worker's event loop. It assigns the pages; the caller copies the bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class HostEntry:
     digest: bytes
     since_s: float
     holds: int = 0
-    """Copies that are under way from it."""
+    """Number of copies from it that are under way."""
     last_used: int = 0
     """Logical time of its last use."""
 
@@ -34,7 +34,7 @@ class HostStore:
         self._free = [PageId(page) for page in reversed(range(pages))]
         self._entries: dict[BlockHash, HostEntry] = {}
         self._unheld: list[tuple[int, BlockHash]] = []
-        """Heap of (last_used, block) of entries without holders; it may have stale ones besides."""
+        """Heap of (last_used, block) of entries without holders; some may be stale."""
         self._clock = 0
 
     def __len__(self) -> int:
@@ -50,13 +50,13 @@ class HostStore:
         return self._entries.get(block_hash)
 
     def touch(self, block_hash: BlockHash) -> None:
-        """Notes that a block was of use."""
+        """Makes a block the most recently used one."""
         self._use(self._entries[block_hash])
 
     def victim(self) -> HostEntry | None:
-        """Returns the entry that has to go before another page fits; None if one fits, or if all are held.
+        """Returns the entry to remove before another page fits; None if a page is free, or if all entries are held.
 
-        However many are held, it costs no more than they did when they were held.
+        Held entries do not make it slower: each is removed from the heap once.
         """
         if self._free:
             return None

@@ -1,8 +1,8 @@
 """A record is one page in a segment file: a header that says which page it is, then the page's bytes.
 
 All records of a format have one size, a multiple of the sector size. So direct I/O works, and the header of the next
-record is found without reading this one. The header has a digest of its own. A record with a right header and wrong
-bytes is found when it is read.
+record is found without reading this one. The header has a digest of its own. A record with an intact header and damaged
+bytes is detected when it is read.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from twostroke.base.ids import BlockHash
 SECTOR: Final = 4096
 """Bytes to which direct I/O aligns offsets, lengths and memory on every usual disk."""
 VERSION: Final = 1
-"""A record of another version is never used."""
+"""Version of the records; a record of another version is never used."""
 IDENTITY_BYTES: Final = 16
-"""128 bits of BLAKE2b over the fingerprint and the form."""
+"""Bytes of an identity: 128 bits of BLAKE2b over the fingerprint and the form."""
 DIGEST_BYTES: Final = 8
 MOST_SEGMENT_BYTES: Final = 256 << 20
 """Size of the largest segment; a record that is larger has a segment of its own."""

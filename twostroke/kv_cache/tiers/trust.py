@@ -1,4 +1,4 @@
-"""This module decides which folders of pages are read. A digest finds damage, but an attacker can make a right digest.
+"""This module decides which folders of pages are read. A digest detects damage, but attackers can compute one, too.
 
 A user who can write to a folder of pages can change answers. So a folder, the folder of its model, its lock and its
 segments must belong to the user of this process or to root. No other user may write there. The root with the folders of
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def check_root(root: Path) -> None:
-    """Raises ConfigError for a root in which other users can replace our folders, OSError for a missing one."""
+    """Refuses a root in which other users can replace our folders. Raises ConfigError, OSError for a missing root."""
     status = root.stat()
     if (stranger := stranger_of(status)) is not None:
         raise ConfigError(
@@ -33,7 +33,7 @@ def check_root(root: Path) -> None:
 
 
 class FolderTrust:
-    """Tells which folders of other workers may be read, and warns once of each that may not."""
+    """Decides which folders of other workers may be read, and warns once of each that may not."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()

@@ -79,7 +79,7 @@ class SharedPool:
 
     @property
     def least_windows(self) -> int:
-        """Pages of windows with which one request waits for no other: some to pull into, some to compute from."""
+        """Fewest window pages with which one request alone can run: some to pull into, some to compute from."""
         return 2 * self._window_blocks + -(-self.step_tokens // self.block_size)
 
     def size_of(self, layout: PoolLayout) -> PoolSize:

@@ -1,4 +1,4 @@
-"""The window group: what layers with a window keep of blocks. It is called a *window part* and lies in a slot.
+"""The window group: KV of blocks in layers with a window. That of one block is a *window part* and lies in a slot.
 
 A token at position q of such a layer sees the positions q - W + 1 to q. So a sequence needs the window parts of only
 its last blocks. For the layers without a window it needs the pages of all blocks. A window part has its own state
@@ -34,7 +34,7 @@ class WindowGroup(FurtherGroup):
         listener: PoolListener,
         parent_of: Callable[[BlockHash], BlockHash | None],
     ) -> None:
-        """Adds the slots to `pages`, the records of all groups. `parent_of` is what `MakeGroup` says."""
+        """Adds the slots to `pages`, the records of all groups. `MakeGroup` explains `parent_of`."""
         assert shape.first == len(pages), "pages of whole blocks have the ids before the slots"
         super().__init__(pages, shape.slots, listener)
         self.shape = shape
@@ -79,7 +79,10 @@ class WindowGroup(FurtherGroup):
         return slot
 
     def take(self, block_hash: BlockHash) -> PageId | None:
-        """Holds a block's part, arriving if it is not here; None without a slot. The caller holds the block's page."""
+        """Holds a block's part, which is arriving if it is not here; returns None if there is no slot.
+
+        The caller holds the block's page.
+        """
         slot = self._by_hash.get(block_hash)
         if slot is not None:
             self._acquire(slot)
@@ -100,7 +103,7 @@ class WindowGroup(FurtherGroup):
         return slot
 
     def release(self, slots: Iterable[PageId], *, is_end: bool = True) -> None:
-        """Releases one hold on each, the first to be evicted first. `is_end` is False for parts that were passed."""
+        """Releases one hold on each slot; the first is evicted first. `is_end`: see `PageRecord.is_end`."""
         for slot in slots:
             self._pages[slot].is_end |= is_end
             self._release(slot)
@@ -232,7 +235,7 @@ class WindowGroup(FurtherGroup):
 
 
 def window_group(shape: WindowShape, listener: PoolListener) -> MakeGroup:
-    """Returns what makes the window group of a pool."""
+    """Returns a function that makes the window group of a pool."""
     return lambda pages, parent_of: WindowGroup(shape, pages, listener, parent_of)
 
 
