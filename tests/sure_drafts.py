@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from twostroke.scheduler.constraints.model_drafting import Asking, Lengths
+from twostroke.scheduler.constraints.model_drafting import DraftCandidate, Lengths
 from twostroke.speculation.speculation import Speculation
 
 LENGTH = 2
@@ -19,6 +19,6 @@ class SureSpeculation(Speculation):
         return 0.9
 
 
-def always(asking: Sequence[Asking], *_prices: Any) -> Lengths:
+def always(candidates: Sequence[DraftCandidate], *_prices: Any) -> Lengths:
     """Returns lengths as `model_lengths` does."""
-    return Lengths(tuple(min(LENGTH, each.most) for each in asking), float(len(asking)))
+    return Lengths(tuple(min(LENGTH, each.most) for each in candidates), float(len(candidates)))

@@ -39,13 +39,13 @@ class SampleRow(NamedTuple):
 
 
 class ScoreRow(NamedTuple):
-    """The logprobs of a prompt that are wanted of the tokens of sequence `row`, from its first in this step on."""
+    """Wanted prompt logprobs of sequence `row`, for its tokens from the first one in this step on."""
 
     row: int
     targets: tuple[int, ...]
-    """The token behind each."""
+    """The prompt token after each of these tokens, whose logprob is wanted."""
     top: int
-    """How many of the likeliest tokens are wanted beside it."""
+    """Number of most likely tokens whose logprobs are wanted, too."""
 
 
 @dataclass(slots=True)
@@ -87,10 +87,10 @@ class Batch:
     write_slots: npt.NDArray[np.int64]
     """[T] page * block_size + offset where the token's KV goes; the scratch page takes what is not kept."""
     samples: tuple[SampleRow, ...] = ()
-    """In the order of the sequences, and of the tokens of each."""
+    """Rows to sample, ordered by sequence and then by token."""
     scores: tuple[ScoreRow, ...] = ()
     weights: tuple[bytes | None, ...] = ()
-    """[S] digest of what each sequence is computed with beside the model's weights; empty where none has any."""
+    """[S] digest of the weights that each sequence uses besides the model's; empty if no sequence uses others."""
     released: tuple[int, ...] = ()
     """Pages of the first group with blocks that were finished or given up since the step before. What is kept for them
     besides the page can be freed."""

@@ -23,7 +23,7 @@ Ints = npt.NDArray[np.int32]
 
 
 class Chunk(NamedTuple):
-    """Run tokens [start, end) of a sequence; where `samples`, draw the next token after the last one.
+    """Tokens [start, end) of a sequence that a step runs. If `samples`, it draws the next token after the last one.
 
     Proposed tokens run after it, and the next token after each of them is drawn too. It is a tuple because one is made
     for every token.
@@ -42,7 +42,7 @@ class Chunk(NamedTuple):
 
 new_chunk: Callable[[tuple[Sequence, int, int, bool, tuple[int, ...]]], Chunk] = partial(tuple.__new__, Chunk)
 _sample_row: Callable[[tuple[object, ...]], SampleRow] = partial(tuple.__new__, SampleRow)
-"""They make a tuple in a third of the time that its class takes, whose `__new__` is Python."""
+"""These make a tuple three times as fast as its class, whose `__new__` is written in Python."""
 
 
 def terms_of(chunks: ListOf[Chunk]) -> StepTerms:
@@ -84,7 +84,7 @@ class _Places(NamedTuple):
 
 
 class FurtherPlaces:
-    """Finds where a step reads and writes in the page groups beside the first one. There is none, unless overridden."""
+    """Finds where a step reads and writes in further page groups. The base class is for models without any."""
 
     has_any = False
 
@@ -127,7 +127,7 @@ class BatchBuilder:
             tokens += proposed
         features = self._features(chunks)
         batch = Batch(
-            tokens=np.frombuffer(array("i", tokens), np.int32),  # in a third of the time of numpy's own
+            tokens=np.frombuffer(array("i", tokens), np.int32),  # three times as fast as np.array
             positions=places.positions,
             query_starts=places.query_starts,
             context_lens=places.context_lens,
@@ -213,7 +213,7 @@ class BatchBuilder:
     def _samples(self, row: int, chunk: Chunk, features: FeatureRows) -> list[SampleRow]:
         """Returns the draws of a sequence: after its last known token, and after each proposed one.
 
-        Each is as it would be if the proposed tokens before it were known.
+        Each row is made as if the proposed tokens before it were known.
         """
         sequence, proposed = chunk.sequence, chunk.proposed
         if not chunk.samples:

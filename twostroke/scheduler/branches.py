@@ -47,10 +47,10 @@ class ClaimGate(Protocol):
     """Decides when a waiting sequence may claim its pages."""
 
     def may_claim(self, session: SessionId, hashes: ListOf[BlockHash], private: int) -> bool:
-        """Returns False while blocks that the claim would evict are being saved; it is asked again after that."""
+        """Returns False while blocks that the claim would evict are being saved; it is called again after that."""
 
     def loaded_depth(self, hashes: ListOf[BlockHash]) -> int:
-        """Returns after how many blocks a sequence can continue once suppliers here have brought theirs; 0 for none."""
+        """Returns after how many blocks a sequence can continue once local suppliers have loaded theirs; 0 if none."""
 
 
 class OpenGate:

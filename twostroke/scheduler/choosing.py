@@ -1,4 +1,4 @@
-"""Chooses the tokens of the next step: the demands of the sequences, and what the token budget leaves for each."""
+"""Chooses the tokens of the next step by the demands of the sequences and what the token budget leaves for each."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class ChunkChooser:
         late: Container[Sequence],
         preempt: Callable[[Sequence], None],
     ) -> None:
-        """`running` is the scheduler's own; `preempt` takes a sequence out of it.
+        """`running` is the scheduler's own; `preempt` removes a sequence from it.
 
-        A sequence that is `late` runs in no step: it is not known yet what comes next.
+        A sequence in `late` runs in no step, because its next token is not known yet.
         """
         self._running = running
         self._progress = progress
@@ -67,7 +67,7 @@ class ChunkChooser:
             if demand.logits:
                 room = min(room, left_logits // demand.logits)
             chunk = self._chunk_of(sequence, demand, room, is_aligned=is_aligned)
-            self._running.touch(sequence)  # it writes blocks, or others do
+            self._running.touch(sequence)  # its need may change: it writes blocks now, or others do
             if chunk is not None:
                 left -= demand.weight * (chunk.end - chunk.start)
                 left_logits -= demand.logits * (chunk.end - chunk.start)
@@ -76,7 +76,7 @@ class ChunkChooser:
         return chunks if cost is None else self._extended(chunks, cost, left)
 
     def _others(self) -> Iterator[tuple[StepNeed, Sequence]]:
-        """Yields the sequences that are no streams, the most urgent ones first, in order of admission."""
+        """Yields the sequences that are not streams, the most urgent first, then in order of admission."""
         for need, sequences in [
             (need, self._running.with_need(need)) for need in (StepNeed.TOKEN, StepNeed.TAIL, StepNeed.PROMPT)
         ]:
@@ -116,7 +116,7 @@ class ChunkChooser:
             known = len(sequence.known)
             if len(sequence.pages) * block_size < known and not self._grow(sequence):
                 continue
-            if known == sequence.prompt_tokens:  # its last block may have a page only
+            if known == sequence.prompt_tokens:  # its last block may lack pages of further groups
                 self._progress.take(sequence, known - 1, known)
             chunks.append(new_chunk((sequence, known - 1, known, True, ())))
             if len(chunks) >= step_tokens:

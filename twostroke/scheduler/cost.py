@@ -11,7 +11,7 @@ import numpy as np
 from twostroke.scheduler.batch import Batch
 
 MIN_PROMPT_TOKENS = 16
-"""Prompt tokens that always run beside streams, so that no prompt starves; cheap even on CPUs."""
+"""Fewest prompt tokens of a step beside streams, so that no prompt starves. They are cheap even on CPUs."""
 
 
 SCORED_WEIGHT = 2
@@ -20,7 +20,7 @@ SCORED_WEIGHT = 2
 
 @dataclass(frozen=True, slots=True)
 class StepTerms:
-    """The quantities that a step's cost depends on. A row that samples counts one token as a stream's."""
+    """The quantities that a step's cost depends on. The last token of a sequence that samples counts as a stream's."""
 
     streams: int = 0
     """Number of tokens after which one is drawn: the last one of each stream, and proposed ones."""
@@ -67,9 +67,9 @@ class StreamStep:
     """What a step does for each of its streams, on average: more than one token where tokens are proposed."""
 
     rows: float = 1.0
-    """Tokens that run for it: its last one, and proposed ones."""
+    """Tokens that run per stream: its last one, and proposed ones."""
     tokens: float = 1.0
-    """Tokens that become known of it."""
+    """Tokens that become known per stream."""
     before_s: float = 0.0
     """Seconds of work before the step, for all streams."""
 
@@ -128,7 +128,7 @@ class StepCost:
         )
 
     def per_token(self, tokens: float) -> StepCost:
-        """Returns the costs of streams for each token that they get, where a step makes so many of each known."""
+        """Returns the costs of streams per token, if a step makes `tokens` of each stream known."""
         step_s, stream_s, context_token_s = self.step_s, self.stream_s, self.context_token_s
         return replace(
             self, step_s=step_s / tokens, stream_s=stream_s / tokens, context_token_s=context_token_s / tokens
@@ -162,9 +162,9 @@ class Queued:
 
 
 LEAST_WEIGHT = 8.0
-"""Weight of waiting prompts: one second of theirs counts as much as one second of delay of so many streams."""
+"""Least weight of waiting prompts: a second that they wait counts as much as a second's delay of this many streams."""
 WEIGHT_OF_WAITING = 4.0
-"""The weight of prompts for each second that they will wait in sum, if that is more than LEAST_WEIGHT."""
+"""Weight of waiting prompts per second that they will wait in sum, if the product exceeds LEAST_WEIGHT."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Makes sampled tokens known, or what the reader of an answer makes of them."""
+"""Makes sampled tokens known. If an answer has a reader, the tokens that it returns become known instead."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Emitted(NamedTuple):
 new_drawn: Callable[[tuple[Sequence, ListOf[SampledToken], tuple[int, ...]]], Drawn] = partial(tuple.__new__, Drawn)
 _emission: Callable[[tuple[Sequence, SampledToken, FinishReason | None]], Emission] = partial(tuple.__new__, Emission)
 _emitted: Callable[[tuple[Sequence, list[Emission], tuple[int, ...], int]], Emitted] = partial(tuple.__new__, Emitted)
-"""They make a tuple in a third of the time that its class takes, whose `__new__` is Python."""
+"""These make a tuple three times as fast as its class, whose `__new__` is written in Python."""
 _ERROR = FinishReason.ERROR
 
 
 class Emitter:
-    """An answer with a slow reader gets its tokens later, and runs in no step until then.
+    """Makes drawn tokens known. An answer with a slow reader gets its tokens later, and runs in no step until then.
 
     A reader may make more tokens known than were drawn; these are computed in the next step.
     """
@@ -53,7 +53,7 @@ class Emitter:
         """Sequences whose next token is not known yet; some were preempted meanwhile."""
 
     def emit(self, drawn: ListOf[Drawn]) -> list[Emitted]:
-        """Makes tokens known, as far as proposed ones before them are right and readers are done within a moment."""
+        """Makes tokens known, up to the first wrong proposed one. Tokens of readers that are slow come later."""
         emitted = [self._plain(each) for each in drawn if each.sequence.reader is None]
         begun = [
             (each, self._reading(each, each.sequence.reader)) for each in drawn if each.sequence.reader is not None
@@ -71,7 +71,7 @@ class Emitter:
         return emitted
 
     def emit_late(self, running: Container[Sequence]) -> list[Emitted]:
-        """Makes the tokens known of readers that are done since the last call.
+        """Makes the tokens known whose readers have finished since the last call.
 
         Proposed ones among them run again: the sequence may have lost its pages meanwhile.
         """
@@ -85,7 +85,7 @@ class Emitter:
         return emitted
 
     def _plain(self, drawn: Drawn) -> Emitted:
-        """Makes each token that was drawn known."""
+        """Makes the drawn tokens of an answer without a reader known, up to the first wrong proposed one."""
         sequence, tokens, proposed = drawn
         if not proposed:  # as for most tokens
             token = tokens[0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from twostroke.scheduler.cost import Budget, Queued, StepCost
 
 MARGIN = 1.25
-"""A prompt is expected to take so many times its predicted seconds: steps vary, and a first token needs one more."""
+"""A prompt is expected to take this many times its predicted seconds: steps vary, and a first token needs one more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +18,9 @@ class WaitingPrompts:
 
     count: int = 0
     has_late: bool = False
-    """Some would miss the time that was promised for first tokens."""
+    """Whether some would get their first token later than promised."""
     waiting_s: float = 0.0
-    """Seconds that they will wait, in sum, where nothing else is computed."""
+    """Seconds that they will wait in sum, if nothing else is computed."""
 
     @classmethod
     def all_of(cls, several: Iterable[WaitingPrompts]) -> WaitingPrompts:

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from twostroke.scheduler.cost import Budget, Queued
 
 ANSWER_S = 0.03
-"""Time by which a source has announced pages that it has cached."""
+"""Seconds within which a source announces pages that it has cached."""
 
 
 class WaitingPull(Protocol):
@@ -31,11 +31,11 @@ class WaitingPull(Protocol):
 
     @property
     def has_begun(self) -> bool:
-        """The source has announced pages."""
+        """Whether the source has announced pages."""
 
     @property
     def is_computable(self) -> bool:
-        """All blocks before the first missing one are here, and no other sequence waits for the missing ones."""
+        """Whether all blocks before the first missing one are here, and no other sequence waits for missing ones."""
 
 
 AnyPull = TypeVar("AnyPull", bound=WaitingPull)
@@ -46,7 +46,7 @@ class PrefillSpeeds:
     """Speed of prompt computation, here and at the source."""
 
     chunk_blocks: int
-    """Blocks of one step of the source; the first of its queue may be under way."""
+    """Blocks that the source computes in one step: this many at the head of its queue may be under way."""
     source_s: float
     """Seconds per block at a source that does nothing else."""
     local_s: float
@@ -56,7 +56,8 @@ class PrefillSpeeds:
     def beside(
         cls, streams: int, context_tokens: int, *, budget: Budget, chunk_tokens: int, block_size: int
     ) -> PrefillSpeeds:
-        """Returns the pace beside streams that attend to `context_tokens`; the source's steps cost as those here."""
+        """Returns the speeds beside streams that attend to `context_tokens`. Steps are taken to cost the same at the
+        source as here."""
         there, here = Queued(chunk_tokens), Queued(chunk_tokens, 0.0, streams, context_tokens)
         source_s, local_s = (budget.drain_s(chunk, chunk_tokens) / chunk_tokens for chunk in (there, here))
         return cls(-(-chunk_tokens // block_size), block_size * source_s, block_size * local_s)

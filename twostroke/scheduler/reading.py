@@ -29,14 +29,14 @@ class Reading(Protocol):
 
     @property
     def latest_s(self) -> float:
-        """Processor time that the previous reading of the answer took."""
+        """Processor time of the previous reading of the answer, in seconds."""
 
     def run(self) -> None:
         """Runs on any thread; it never raises."""
 
 
 class TokenReader(Protocol):
-    """Decides what becomes known of one answer. Only its tokens end the answer, whatever the request ignores."""
+    """Decides which tokens of one answer become known. Only these end it, even if the request ignores end tokens."""
 
     def reading(
         self, drawn: Sequence[SampledToken], proposed: Sequence[int], most_tokens: int, ends: Collection[int]
@@ -64,4 +64,4 @@ class Proposer(Protocol):
     """Proposes tokens that may come next in one answer, and learns what came."""
 
     def drawn(self, tokens: Sequence[int], run: int) -> None:
-        """Learns from the tokens that became known, where the first `run` proposed ones were run."""
+        """Learns from the tokens that became known in a step that ran the first `run` proposed ones."""

@@ -4,8 +4,8 @@ A running sequence is looked at again only after it was touched: by a step that 
 it waits for has changed. So a step costs what it does, however many prompts are open. Where pages do not tell of
 everything (not `BlockProgress.pages_tell_all`), all prompts are looked at once after each change of the pool.
 
-Questions change nothing of a sequence: a step in flight may be writing its blocks. Only `RunningSequences.catch_up`,
-between two steps, lets sequences pass over what others have filled.
+Queries do not change sequences: a step in flight may be writing their blocks. Only `RunningSequences.catch_up`, between
+two steps, advances sequences over blocks that others have filled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from twostroke.scheduler.progress import BlockProgress
 from twostroke.scheduler.sequence import Sequence
 
 ADMISSION_LOOKAHEAD = 16
-"""Waiting sequences that one admission round looks at: short ones can pass, and it is cheap enough for every step."""
+"""Waiting sequences that one admission round tries: short ones can pass longer ones, and every step can afford it."""
 
 
 class WaitingQueue:
@@ -67,7 +67,7 @@ class WaitingQueue:
 
 
 class StepNeed(enum.IntEnum):
-    """What a running sequence needs of the next step; those before others are cheap, and their output begins."""
+    """What a running sequence needs of the next step, the most urgent first: these are cheap and yield output."""
 
     STREAM = 0
     """One token, which goes to a page of its own, and a draw after it."""
@@ -85,13 +85,13 @@ class SequenceWork(NamedTuple):
     """The work of a running sequence, or of all."""
 
     tokens: int = 0
-    """Prompt tokens that are known, not computed, and in no block without a writer or with another one."""
+    """Prompt tokens to compute in blocks that the sequence writes. The pool counts arriving blocks without a writer."""
     pairs: float = 0.0
     """Pairs of each of them and a token that it attends to."""
     streams: int = 0
     """Sequences with at most one token that is not computed."""
     stream_tokens: int = 0
-    """Tokens of those that are not computed."""
+    """Known tokens of these streams that are not computed."""
     prompts: int = 0
     """Sequences without a first token."""
 
@@ -122,7 +122,7 @@ class _Entry:
         """The sequence's place in the order of admission."""
         self.touch = touch
         self.need: StepNeed | None = None
-        """None until it was looked at for the first time."""
+        """None until the first refresh."""
         self.work = NO_WORK
         self.context_tokens = 0
         """Tokens that it attends to as a stream."""
@@ -147,13 +147,13 @@ class RunningSequences:
         self._to_catch_up: dict[_Entry, None] = {}
         """Those that may pass over blocks that others have filled."""
         self._seen_changes = 0
-        """Changes of the pool before the latest look at all prompts."""
+        """Number of changes of the pool at the latest refresh of all prompts."""
         self._by_need: list[dict[Sequence, None]] = [{} for _ in StepNeed]
         self._unordered: set[StepNeed] = set()
         """Needs with sequences that came out of order."""
         self._work = NO_WORK
         self.context_tokens = 0
-        """Tokens that streams attend to, as of the latest look."""
+        """Tokens that streams attend to, as of the latest refresh."""
         self._admitted = 0
 
     def __len__(self) -> int:
@@ -174,7 +174,7 @@ class RunningSequences:
         self._touch(entry)
 
     def remove(self, sequence: Sequence) -> None:
-        """Call it before the sequence releases its pages."""
+        """Removes a sequence, before it releases its pages."""
         entry = self._entries.pop(sequence)
         self._touched.pop(entry, None)
         self._to_catch_up.pop(entry, None)
@@ -198,7 +198,7 @@ class RunningSequences:
 
     def with_need(self, need: StepNeed) -> dict[Sequence, None]:
         """Returns the sequences with this need, in order of admission."""
-        self._look()
+        self._refresh_touched()
         if need in self._unordered:
             self._unordered.remove(need)
             entries = self._entries
@@ -208,8 +208,8 @@ class RunningSequences:
 
     @property
     def work(self) -> SequenceWork:
-        """The work of all."""
-        self._look()
+        """The work of all running sequences."""
+        self._refresh_touched()
         return self._work
 
     def _touch(self, entry: _Entry) -> None:
@@ -218,7 +218,7 @@ class RunningSequences:
             self._to_catch_up[entry] = None
 
     def _prompts(self) -> list[_Entry]:
-        """Returns the entries that others' work may concern."""
+        """Returns the entries that the work of other sequences may affect."""
         return [entry for entry in self._entries.values() if entry.need is not StepNeed.STREAM]
 
     def _look(self) -> None:
@@ -239,10 +239,10 @@ class RunningSequences:
                 self.context_tokens += known - entry.context_tokens
                 entry.context_tokens = known
             else:
-                self._look_at(entry)
+                self._refresh(entry)
         self._touched.clear()
 
-    def _look_at(self, entry: _Entry) -> None:
+    def _refresh(self, entry: _Entry) -> None:
         sequence, size = entry.sequence, self._block_size
         is_hashed = sequence.computed // size < len(sequence.block_hashes)
         need = self._need_of(sequence, is_hashed=is_hashed)
@@ -302,7 +302,7 @@ class RunningSequences:
         return max(0, block * size - computed)
 
     def _wait(self, entry: _Entry, block: int | None) -> None:
-        """Lets the page of this block, and no other, tell of its change."""
+        """Makes the entry wait for a change of this block's page, and of no other."""
         page = None if block is None else entry.sequence.pages[block]
         if page == entry.page:
             return
@@ -315,7 +315,7 @@ class RunningSequences:
 
 
 def _catch_up(progress: BlockProgress, sequence: Sequence) -> bool:
-    """Lets a sequence pass over what others have filled; returns whether its need or its work may be another one."""
+    """Advances a sequence over blocks that others have filled; returns whether its need or work may have changed."""
     before = sequence.computed
     is_changed = progress.catch_up(sequence)
     if sequence.computed > before:
@@ -346,7 +346,7 @@ class SchedulerLoad:
         return len(self._waiting) + self._running.work.prompts
 
     def due_prompts(self) -> Iterator[DuePrompt]:
-        """Yields the prompts that are computed here, about in that order, without those far back in the queue."""
+        """Yields the prompts that are computed here, roughly in that order, without those far back in the queue."""
         for sequence in self._runnable():
             start, known = sequence.computed, len(sequence.known)
             if start < known <= sequence.prompt_tokens and self._progress.runnable_end(sequence, start + 1) > start:
@@ -384,6 +384,6 @@ class SchedulerLoad:
         return Queued(tokens, pairs, running.streams, self._running.context_tokens, running.stream_tokens)
 
     def _runnable(self) -> Iterator[Sequence]:
-        """Yields the running sequences that may run next and are no streams."""
+        """Yields the running sequences that may run next and are not streams."""
         needs = (StepNeed.TOKEN, StepNeed.TAIL, StepNeed.PROMPT)
         return itertools.chain.from_iterable(map(self._running.with_need, needs))

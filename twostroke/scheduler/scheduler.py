@@ -60,7 +60,7 @@ class Scheduler:
         self._in_flight: frozenset[Sequence] = frozenset()
         self._preempted: list[Sequence] = []
         self.has_new = False
-        """Sequences were enqueued since the last admission."""
+        """Whether sequences were enqueued since the last admission."""
         self._chooser = ChunkChooser(
             self._running, self._progress, limits, branches.extension, self._emitter.late, self._preempt
         )
@@ -81,7 +81,7 @@ class Scheduler:
 
     def is_being_read(self, sequence: Sequence) -> bool:
         """Returns whether the reader of its answer still works on other threads. Until `take_late` it runs in no step,
-        and nobody may ask the reader or a proposer for anything.
+        and its reader and proposer must not be called.
         """
         return sequence in self._emitter.late
 
@@ -95,12 +95,12 @@ class Scheduler:
         if len(self._waiting) >= self._config.max_waiting:
             raise Overloaded(f"the queue is full: {len(self._waiting)} requests are waiting for pages; retry later")
         sequence.constraints = self._shared + sequence.constraints
-        self._wait(sequence)
+        self._set_pending(sequence)
         self._waiting.append(sequence)
         self.has_new = True
 
     def next_waiting(self) -> list[Sequence]:
-        """Returns the waiting sequences that the next `admit` looks at, in their order."""
+        """Returns the waiting sequences that the next `admit` tries, in their order."""
         return list(itertools.islice(self._waiting, ADMISSION_LOOKAHEAD))
 
     def admit(self) -> list[AdmittedSequence]:
@@ -175,7 +175,7 @@ class Scheduler:
         return self._take_in(self._emitter.emit(drawn))
 
     def take_late(self) -> list[Emission]:
-        """Returns the tokens that have become known since the last update, where their readers took long.
+        """Returns the tokens of slow readers that have become known since the last update.
 
         It is called before each plan, after `admit`: until then those answers run in no step.
         """
@@ -187,7 +187,7 @@ class Scheduler:
         return self._take_in(emitted)
 
     def step_of(self, chunks: ListOf[Chunk]) -> Step:
-        """Returns a step of these chunks, or a slice of a failed one, which is updated or aborted like a whole step."""
+        """Returns a step of these chunks. Those of a slice of a failed step make a step of its own, too."""
         step = self._builder.build(chunks)
         for shared in self._shared:
             step = shared.added_to(step)
@@ -219,7 +219,7 @@ class Scheduler:
 
     # Admission
 
-    def _wait(self, sequence: Sequence) -> None:
+    def _set_pending(self, sequence: Sequence) -> None:
         sequence.set_pending(self._pool.hits(sequence.block_hashes), self._limits.block_size)
 
     def _claim(self, sequence: Sequence) -> AdmittedSequence | None:
@@ -256,7 +256,7 @@ class Scheduler:
             constraint.preempted(sequence)
         sequence.preemptions += 1
         self._preempted.append(sequence)
-        self._wait(sequence)
+        self._set_pending(sequence)
         self._waiting.append_first([sequence])
 
     # Ends
@@ -269,7 +269,7 @@ class Scheduler:
     # Sampling
 
     def _take_in(self, emitted: ListOf[Emitted]) -> list[Emission]:
-        """Applies what became known of touched sequences: proposed tokens that were right are computed, answers end."""
+        """Applies emitted tokens: proposed tokens that were right count as computed, and complete answers end."""
         emissions: list[Emission] = []
         for sequence, last, proposed, right in emitted:
             if sequence.proposer is not None or right:
@@ -283,12 +283,12 @@ class Scheduler:
             if last[-1].finish is not None:
                 pages = [] if last[-1].token.is_sound else list(sequence.pages)
                 self.end(sequence)
-                self._pool.forget(pages)  # they may be why its logits are not finite: no cached block may be one
+                self._pool.forget(pages)  # corrupt KV in them may be why the logits are not finite
             emissions += last
         return emissions
 
     def _advance(self, sequence: Sequence, end: int) -> None:
-        """Takes in that the KV of its first `end` tokens has been computed."""
+        """Records that the KV of the sequence's first `end` tokens is computed."""
         self._running.touch(sequence)
         block_size = self._limits.block_size
         if end <= sequence.computed:

@@ -20,7 +20,7 @@ from twostroke.scheduler.reading import Proposer, TokenReader
 
 
 class Demand(NamedTuple):
-    """It is a tuple because one is made for every running sequence in every step."""
+    """What a sequence needs of a step. It is a tuple because one is made per running sequence in every step."""
 
     start: int
     """Position of the first token that runs."""
@@ -54,7 +54,7 @@ class Constraint:
     """The influence of one feature on the steps of a sequence. A method does nothing unless a feature overrides it."""
 
     def may_begin(self, sequence: Sequence) -> bool:
-        """Tells whether a waiting sequence may claim its pages now; it is asked again later."""
+        """Returns whether a waiting sequence may claim its pages now; if not, it is called again later."""
         return True
 
     def began(self, sequence: Sequence) -> None:
@@ -71,7 +71,7 @@ class Constraint:
         """Takes note that a step has computed these tokens; it has not been applied to the sequence yet."""
 
     def scored(self, scores: PromptLogprobs) -> None:
-        """Takes the logprobs that a step has computed for it."""
+        """Receives prompt logprobs that a step has computed for the sequence."""
 
     def passed(self, sequence: Sequence, before: int) -> None:
         """Takes note that blocks of others advanced the sequence. It had computed `before` tokens."""
@@ -107,7 +107,7 @@ class Sequence:
     sampling: SamplingParams | None = None
     """None: build pages only (a prefill job)."""
     constraints: tuple[Constraint, ...] = ()
-    """What features want of its steps, in the order in which they change its demand."""
+    """Features that change its steps, in the order in which they change its demand."""
     reader: TokenReader | None = None
     """Decides which of the drawn tokens become known. None: each one does."""
     proposer: Proposer | None = None
@@ -126,8 +126,8 @@ class Sequence:
     pulled_blocks: int = 0
     """Leading blocks that are to come from another worker."""
     loaded_blocks: int = 0
-    """Number of leading blocks after which it can continue once suppliers here have brought theirs; 0 where they bring
-    nothing, and where there is one page group."""
+    """Number of leading blocks after which it can continue once local suppliers have loaded theirs; 0 if they load
+    nothing, or if there is one page group."""
     pending_tokens: int = 0
     """Last tokens of `known` that will probably be computed here, while it waits."""
     passes: int = 0
@@ -154,7 +154,7 @@ class Sequence:
 
     @property
     def next_start(self) -> int:
-        """Position of the first token that runs next. Only what is computed whole runs other tokens than it lacks."""
+        """Position of the first token that runs next. A fully computed sequence may run computed tokens again."""
         return self.computed if self.computed < len(self.known) else self.demand().start
 
     def demand(self) -> Demand:
@@ -166,7 +166,7 @@ class Sequence:
         return demand
 
     def set_pending(self, held_blocks: int, block_size: int) -> None:
-        """Sets the pending tokens at the begin of a wait, when its first `held_blocks` blocks are here."""
+        """Sets the pending tokens when a wait begins, given that its first `held_blocks` blocks are here."""
         spared = max(held_blocks, self.pulled_blocks) * block_size
         self.pending_tokens = max(len(self.known) - spared, 1 if self.sampling else 0)
 
@@ -175,7 +175,7 @@ class Sequence:
         return self.pending_tokens * (len(self.known) - self.pending_tokens / 2)
 
     def extend_hashes(self, block_size: int, end: int | None = None) -> None:
-        """Hashes the blocks that have become full of known tokens, only of the first `end` alone."""
+        """Appends the hashes of further blocks that known tokens fill; with `end`, only the first `end` of them."""
         extend_hashes(self.block_hashes, self.known, block_size, self.salt, self.public_blocks, end=end)
 
     def page_of(self, part: Part) -> PageId | None:
@@ -185,7 +185,7 @@ class Sequence:
         return None if self.further is None else self.further.slots.get(part.block)
 
     def pages_of(self, parts: TokenSequence[Part]) -> dict[Part, PageId]:
-        """Returns the pages of parts, all of which it holds."""
+        """Returns the pages of those of the parts that it holds."""
         return {part: page for part in parts if (page := self.page_of(part)) is not None}
 
     def parent_of(self, block: int) -> BlockHash:

@@ -1,4 +1,4 @@
-"""The longest step in which streams run while prompts wait: what the operator said, or what this device's costs say."""
+"""The longest step in which streams run while prompts wait: set by the operator, or derived from the device's costs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ PLANNED_FRACTION = 0.85
 @dataclass(frozen=True, slots=True)
 class StepTarget:
     given_s: float | None = None
-    """What the operator wants kept, however few prompts wait."""
+    """Target that the operator has set. It holds however few prompts wait."""
     limit_s: float | None = None
-    """The time between two tokens that was promised."""
+    """Time between two tokens that was promised."""
     usual_s: float | None = None
-    """The target of a device whose costs do not say one, however few prompts wait."""
+    """Target of a device whose costs yield none. It holds however few prompts wait."""
 
     @property
     def is_fixed(self) -> bool:

@@ -28,11 +28,11 @@ class AdmittedSequence:
 
     sequence: Sequence
     missing: list[Part]
-    """Parts that have no writer, in order: let somebody bring them now, or they are computed."""
+    """Parts without a writer, in order. They are computed, unless they are pulled or loaded."""
 
 
 class Emission(NamedTuple):
-    """It is a tuple because one is made for every token."""
+    """A token that became known, or the failure of an answer. It is a tuple because one is made for every token."""
 
     sequence: Sequence
     token: SampledToken

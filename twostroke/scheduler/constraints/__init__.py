@@ -1,4 +1,4 @@
-"""What features want of the steps of a sequence. The scheduler imports none of them: they are handed to it.
+"""Features that change the steps of sequences. The scheduler imports none of them: they are handed to it.
 
 exact_blocks    tokens see their own block exact, where pages hold it rounded
 scored_prompt   logprobs of a prompt

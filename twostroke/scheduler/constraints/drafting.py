@@ -98,7 +98,7 @@ def draft_lengths(drafts: ListOf[Draft], cost: StepCost, step: StepTerms, most: 
     lengths = [0] * len(drafts)
     seconds, tokens = cost.of(step), float(step.streams)
     if seconds <= 0:
-        return lengths  # nothing is known of costs
+        return lengths  # the costs are unknown
     longest_s = longest_step_s(sum([bool(draft.chances) for draft in drafts]), cost, step)
     chances = [(-draft.chances[0], index) for index, draft in enumerate(drafts) if draft.chances]
     heapq.heapify(chances)

@@ -33,7 +33,7 @@ class ExactBlocks(SharedConstraint):
         return demand._replace(start=start, most=tokens, least=tokens)
 
     def most_ahead(self, sequence: Sequence, most: int) -> int:
-        """Returns how many proposed tokens may run. The last token of a block stores it, so that must be known."""
+        """Returns how many proposed tokens may run. The last token of a block stores the block, so it must be known."""
         return min(most, self._block_size - len(sequence.known) % self._block_size - 1)
 
     def ran(self, sequence: Sequence, start: int, end: int) -> None:

@@ -1,4 +1,4 @@
-"""An answer that has to match a grammar: masks of what may come, and runs of tokens that it forces."""
+"""An answer that has to match a grammar: masks of the tokens that may come, and runs of tokens that it forces."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from twostroke.scheduler.sequence import Constraint, Demand, Sequence
 
 
 class GrammarRun(Constraint):
-    """It reads the answer's tokens too: forced ones become known with those before, and run in the next step.
+    """Masks the answer's tokens and reads them: forced ones become known with those before, and run in the next step.
 
-    Where logprobs are asked for, or not all tokens are allowed, each token has to be drawn: then forced ones are
-    drafted like others, or have steps of their own.
+    If logprobs are wanted, or only some tokens are allowed, each token has to be drawn. Then forced tokens are drafted
+    like others, or run one per step.
     """
 
     def __init__(self, state: GrammarState, params: SamplingParams, block_size: int) -> None:

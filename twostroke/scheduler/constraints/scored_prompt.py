@@ -1,6 +1,6 @@
 """A scored prompt: the logprobs of its tokens are wanted.
 
-Pages that are here, or come from elsewhere, bring no logits. So the sequence computes all of its prompt itself.
+Cached and pulled pages bring no logits. So the sequence computes all of its prompt itself.
 """
 
 from __future__ import annotations

@@ -47,15 +47,15 @@ class WindowPlaces(FurtherPlaces):
 
 
 def places_of(pool: BlockPool) -> FurtherPlaces:
-    """Returns what finds the places of a step beside those in the first group."""
+    """Returns the object that finds the places of a step in further page groups."""
     windows = window_group_of(pool)
     return FurtherPlaces() if windows is None else WindowPlaces(windows.shape)
 
 
 def with_windows(batch: Batch, window: WindowShape | None) -> Batch:
-    """Returns a step that belongs to no sequence, where layers with a window keep their parts of blocks apart.
+    """Returns a step that belongs to no sequence, with places in the window group if there is one.
 
-    It writes to the scratch slot. It reads that one where it reads the scratch page, else some slot for each page.
+    It writes to the scratch slot. It reads the scratch slot for the scratch page, and some slot for any other page.
     """
     if window is None:
         return batch

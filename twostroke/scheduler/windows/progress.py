@@ -75,14 +75,14 @@ class WindowProgress:
         step_tokens: int,
         loaded_depth: Callable[[ListOf[BlockHash]], int],
     ) -> None:
-        """`loaded_depth` returns after how many blocks a sequence continues once suppliers here have brought theirs."""
+        """`loaded_depth` returns after how many blocks a sequence continues once local suppliers have loaded theirs."""
         self._pool = pool
         self._windows = windows
         self._loaded_depth = loaded_depth
         self._block_size = block_size
         self._whole = PageProgress(pool, block_size)
         self._chunk_blocks = min(-(-step_tokens // block_size) + 1, windows.shape.chunk_slots)
-        """Blocks of one chunk: a step's, or fewer where others could not begin beside them."""
+        """Most blocks of one chunk: those of a step, or fewer, so that other sequences can begin, too."""
 
     def is_blocked(self, sequence: Sequence) -> bool:
         return False
@@ -243,9 +243,9 @@ class WindowProgress:
         return sequence.loaded_blocks if sequence.loaded_blocks > depth else 0
 
     def _promised_blocks(self, sequence: Sequence) -> int:
-        """Returns the blocks with parts that come with the chunks that compute them; further ones are taken one by one.
+        """Returns the number of leading blocks whose slots are promised. Slots for later blocks are taken one by one.
 
-        They have hashes, but where a prompt is scored: its blocks get theirs as they are computed.
+        The promised blocks have hashes, except those of a scored prompt, which get theirs as they are computed.
         """
         return sequence.prompt_tokens // self._block_size if sequence.computes_all else len(sequence.block_hashes)
 
@@ -290,7 +290,7 @@ class WindowProgress:
         return True
 
     def _is_coming(self, sequence: Sequence) -> bool:
-        """Tells whether others write all that a pulled sequence lacks, as far as is known without a look at each."""
+        """Returns whether others write what a pulled sequence lacks: its next page and its last window parts."""
         held, depth = held_of(sequence), held_of(sequence).pulled_depth
         if sequence.computed >= depth * self._block_size:
             return False
@@ -304,7 +304,7 @@ class WindowProgress:
         )
 
     def _is_others_work(self, sequence: Sequence, block: int, first: int) -> bool:
-        """Tells whether a chunk that begins with block `first` ends before this one.
+        """Returns whether a chunk that begins with block `first` ends before this one.
 
         Of a chunk either all pages are filled already or none, and so it is with window parts: what a forward pass
         computes of filled ones is not kept.
@@ -344,7 +344,7 @@ class WindowProgress:
         self._windows.release(slots, is_end=is_end)
 
     def _leave_promise(self, sequence: Sequence, depth: int | None = None) -> None:
-        """Gives back slots that were spoken for and are not held, once all promised blocks are computed."""
+        """Gives back slots that were promised and are not held, once all promised blocks are computed."""
         held = held_of(sequence)
         reached = sequence.computed // self._block_size if depth is None else depth
         if held.most is not None and reached >= held.promised:

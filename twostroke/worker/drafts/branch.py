@@ -55,7 +55,7 @@ class DraftModel(Branch):
         ]
 
     def between_steps(self, scheduler: Scheduler, limits: SchedulerLimits) -> ModelDrafts | None:
-        """Returns what drafts before steps. Only decode workers make tokens."""
+        """Returns the drafting before steps; None on prefill workers, which sample no tokens."""
         host, draft = self.host, self._loaded.draft
         if host.config.role is not Role.DECODE:
             return None

@@ -22,7 +22,7 @@ from twostroke.request import SamplingParams
 from twostroke.scheduler.batch import MOST_EXTRA_LOGITS, Batch, StepResult
 from twostroke.scheduler.constraints.draft_rows import DraftRow, draft_params
 from twostroke.scheduler.constraints.drafting import most_drafted, speculation_of
-from twostroke.scheduler.constraints.model_drafting import Asking, model_lengths, pays_catching_up
+from twostroke.scheduler.constraints.model_drafting import DraftCandidate, model_lengths, pays_catching_up
 from twostroke.scheduler.cost import StepCost, StepTerms
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Sequence
@@ -34,22 +34,23 @@ from twostroke.worker.measured.rates import Rates
 log = logging.getLogger(__name__)
 
 MOST_LACKING = 16
-"""Tokens that are computed together with the first drafted one. More of them are caught up with before, in chunks."""
+"""Most tokens that the draft model may lack when it drafts: it computes them with the first drafted one. If it lacks
+more, it first catches up in chunks."""
 CATCH_UP_SHARE = 0.5
-"""Catching up may take at most this share of the streams' step. All streams wait for it."""
+"""Most time of catching up, as a fraction of the streams' step: all streams wait for it."""
 IDLE_TOKENS = 64
-"""Tokens that are caught up with at once while no stream runs. A prompt whose pages arrive meanwhile has to wait."""
+"""Most tokens of one catch-up while no stream runs: a prompt whose pages arrive meanwhile has to wait."""
 LEAST_TOKENS = 16
-"""Tokens that are caught up with at a time at least: fewer take hardly less time."""
+"""Fewest tokens of one catch-up: fewer would take hardly less time."""
 TRIED_STEPS = 64
 """After this many steps of streams without a drafted token the draft model draws some, whatever its known cost. Its
 cost is known only from its own steps. The first of these, at the start, run while other workers measure. A draft model
 that seems too expensive would never show that it is not. This takes about a hundredth of the time at most."""
 TRIED_TOKENS = 2
 HOPED_SHARE = 0.25
-"""Share of its known cost at which it would have to pay, or else it is not tried."""
+"""Fraction of the draft model's known cost at which a draft would have to pay; otherwise none is tried."""
 EXPECTED_TOKENS = 256
-"""Most further tokens that are expected of an answer: few come near to the most that they may have."""
+"""Most further tokens that are expected of an answer: few answers come near their limit."""
 
 
 class DraftThread:
@@ -84,7 +85,7 @@ class _DraftState:
     beyond: tuple[int, ...] = ()
     """Drafted tokens after these that it has computed too."""
     refused_tokens: int = 0
-    """Known tokens of the sequence when catching up with it did not pay."""
+    """Number of known tokens when catching up was last found not to pay; 0: never."""
 
     def agree(self, known: list[int]) -> None:
         """Keeps what it has computed of drafted tokens that are known now; the last known token runs again."""
@@ -173,13 +174,13 @@ class ModelDrafts:
     def _to_draft(self, streams: list[_Stream], step: StepTerms) -> list[tuple[_Stream, DraftRow]]:
         """Returns what to compute for streams that draft now."""
         ready = [stream for stream in streams if self._may_draft(stream)]
-        asking = [self._asking(stream) for stream in ready]
+        candidates = [self._candidate(stream) for stream in ready]
         cost, draft_cost = self._rates.cost, self._draft_rates.cost
-        if not any(model_lengths(asking, draft_cost, cost, step, MOST_EXTRA_LOGITS).tokens):
+        if not any(model_lengths(candidates, draft_cost, cost, step, MOST_EXTRA_LOGITS).tokens):
             return []
         beside = [
             each._replace(others=stream.speculation.foreseen(stream.sequence.known, each.most))
-            for stream, each in zip(ready, asking, strict=True)
+            for stream, each in zip(ready, candidates, strict=True)
         ]
         lengths = model_lengths(beside, draft_cost, cost, step, MOST_EXTRA_LOGITS).tokens
         rows = [(stream, self._row(stream, length)) for stream, length in zip(ready, lengths, strict=True) if length]
@@ -190,24 +191,25 @@ class ModelDrafts:
             return False
         return self._lacking(stream.sequence) <= MOST_LACKING
 
-    def _asking(self, stream: _Stream) -> Asking:
+    def _candidate(self, stream: _Stream) -> DraftCandidate:
         known = len(stream.sequence.known)
         most = min(most_drafted(stream.sequence, self._limits), self._draft.max_model_len - known, MOST_DRAFTED)
-        return Asking(stream.speculation.model_chance, most, known)
+        return DraftCandidate(stream.speculation.model_chance, most, known)
 
     def _to_try(self, streams: list[_Stream], step: StepTerms) -> list[tuple[_Stream, DraftRow]]:
         """Returns a short draft for one stream, if a draft would pay at a lower cost of the draft model.
 
-        After a part of the stream's tokens alone, where it lacks many: then the draft serves to learn the cost.
+        If the draft model lacks many tokens, it runs only one of them first: the draft then only serves to learn the
+        cost.
         """
         hoped = StepCost(*(HOPED_SHARE * part for part in dataclasses.astuple(self._draft_rates.cost)))
         for stream in streams:
-            asking = self._asking(stream)
-            lengths = model_lengths([asking], hoped, self._rates.cost, step, TRIED_TOKENS)
+            candidate = self._candidate(stream)
+            lengths = model_lengths([candidate], hoped, self._rates.cost, step, TRIED_TOKENS)
             if not stream.draws_next or not any(lengths.tokens):
                 continue
             most = MOST_LACKING if self._lacking(stream.sequence) <= MOST_LACKING else 1
-            row = self._row(stream, min(TRIED_TOKENS, asking.most), most)
+            row = self._row(stream, min(TRIED_TOKENS, candidate.most), most)
             return [] if row is None else [(stream, row)]
         return []
 
@@ -254,8 +256,10 @@ class ModelDrafts:
         left = min(stream.params.max_tokens - sequence.answer_tokens, EXPECTED_TOKENS)
         own = step if step.streams else StepTerms(1, known)
         lacking, costs = self._lacking(sequence), (self._draft_rates.cost, self._rates.cost)
-        asking = self._asking(stream)._replace(most=MOST_DRAFTED)  # of later steps, wherever in a block it is now
-        if pays_catching_up(asking, lacking, left, *costs, own):
+        candidate = self._candidate(stream)._replace(
+            most=MOST_DRAFTED
+        )  # in later steps; now it may be at the end of a block
+        if pays_catching_up(candidate, lacking, left, *costs, own):
             return True
         self._states.setdefault(sequence, _DraftState()).refused_tokens = known
         return False
@@ -263,7 +267,7 @@ class ModelDrafts:
     # Pages
 
     def _row(self, stream: _Stream, length: int, most: int = MOST_LACKING) -> DraftRow | None:
-        """Returns what to compute for a stream: at most this many tokens that it lacks; None where pages are out."""
+        """Returns what to compute for a stream: at most this many tokens that it lacks; None if no pages are free."""
         sequence = stream.sequence
         state = self._states.setdefault(sequence, _DraftState())
         known = sequence.known
