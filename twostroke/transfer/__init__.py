@@ -6,5 +6,5 @@ copy_thread_transport  what all transports share: listener, peers, pulls and the
 peers                  one connection per epoch of a worker        pulls  one pull: deadline and fence
 copy_threads           threads that copy                           sockets/  frames, handshake, TLS, listener
 same_host/             shm (the peer's memfd), cuda_ipc (the peer's GPU memory)
-network/               tcp (own sockets), nixl (RDMA where there is any)
+network/               tcp (own sockets), nixl (RDMA where the hosts have it)
 """

@@ -1,7 +1,7 @@
 """Moving pages between workers: one small interface, several transports.
 
 The reader pulls. `open` makes this worker's pages readable; `connect` reaches a peer's; `pull` starts copying remote
-pages into local ones; `wait` says how that ended. After anything but DONE the local pages may still be written to
+pages into local ones; `wait` returns how that ended. After anything but DONE the local pages may still be written to
 until `fence` has returned: the caller keeps them quarantined until then. DONE says that bytes of the announced
 generation arrived, not that they are right: the caller checks the digest on its own copy.
 """
@@ -32,7 +32,7 @@ from twostroke.security.trusted_paths import private_folder
 SOCKETS: Final = "pages"
 """Name of the user's private folder with the Unix sockets of page transports."""
 MOST_REGIONS: Final = 16
-"""Page groups that a peer may have, far more than any model."""
+"""Most page groups of a peer: far more than any model has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class PageEndpoint:
     address: str
     """Address for that implementation: host:port, the name of a Unix socket, ..."""
     host_id: str
-    """What `host_id` says at the owner: same-host transports compare it."""
+    """What `host_id()` returns at the owner: same-host transports compare it."""
     epoch: Epoch
     fingerprint: str
     layout: PoolLayout
@@ -65,7 +65,7 @@ class PageEndpoint:
 
     @classmethod
     def unpack(cls, data: bytes) -> PageEndpoint:
-        """Raises InvalidRequest."""
+        """Returns the endpoint of these bytes. Raises InvalidRequest."""
         try:
             fields = msgpack.unpackb(data)
             if not isinstance(fields, list) or [type(value) for value in fields[:5]] != [str] * 5:
@@ -77,7 +77,7 @@ class PageEndpoint:
 
 
 def numbers_of(layout: PoolLayout) -> list[int]:
-    """Returns what messages say of a layout: the pages of each region and the bytes of one."""
+    """Returns a layout as messages carry it: for each region, its pages and the bytes of a page."""
     return [number for region in layout.regions for number in (region.pages, region.page_bytes)]
 
 
@@ -99,7 +99,7 @@ class PageCopy(NamedTuple):
 
 
 def page_copies(remote: Sequence[int], local: Sequence[PageId], generations: Sequence[int]) -> list[PageCopy]:
-    """Returns the copies of these columns, without a call of Python for each."""
+    """Returns the copies of these columns, without Python code for each copy."""
     return list(map(functools.partial(tuple.__new__, PageCopy), zip(remote, local, generations, strict=True)))
 
 
@@ -191,7 +191,7 @@ async def fence_for_good(transport: PageTransport, transfer: Transfer) -> None:
 
 
 async def until_done(end: Coroutine[Any, Any, object]) -> None:
-    """Waits for `end` even when cancelled; raises CancelledError afterwards then."""
+    """Waits for `end` even when cancelled; then raises CancelledError afterwards."""
     ending = asyncio.ensure_future(end)
     was_cancelled = False
     while not ending.done():
@@ -206,10 +206,10 @@ async def until_done(end: Coroutine[Any, Any, object]) -> None:
 
 @functools.cache
 def host_id() -> str:
-    """Returns the kernel's boot id, network namespace, and what tells this user's folder of sockets from others.
+    """Returns the kernel's boot id, the network namespace, and the device and inode of this user's folder of sockets.
 
-    They are equal exactly for processes that can reach each other's Unix sockets and loopback. A process that can have
-    no folder is equal to none.
+    They are equal exactly for processes that can reach each other's Unix sockets and loopback. The id of a
+    process without such a folder equals no other.
     """
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as text:
         boot_id = text.read().strip()

@@ -31,7 +31,7 @@ from twostroke.transfer.sockets.listener import Listener
 BACKLOG = 128
 """Connections that may wait to be accepted."""
 _GRACE_S = 0.02
-"""Time that `wait` lets the copying thread notice the deadline itself, for a better reason."""
+"""Seconds that `wait` gives the copying thread to notice the deadline itself, because its reason is more precise."""
 
 AnyPages = TypeVar("AnyPages", bound=Pages)
 

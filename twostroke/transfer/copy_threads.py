@@ -43,7 +43,7 @@ class CopyThreads(Generic[State]):
             thread.start()
 
     def submit(self, job: Callable[[State], Result], future: Future[Result]) -> None:
-        """Queues a job. `future` gets its outcome, or ConnectionAbortedError once closed, or drops it if cancelled."""
+        """Queues a job, unless `future` is cancelled. It gets the outcome, or ConnectionAbortedError once closed."""
         with self._lock:
             if self._closed:
                 future.set_exception(ConnectionAbortedError("the peer or the transport was closed"))
@@ -73,7 +73,7 @@ def hang_up(sock: socket.socket) -> None:
 
 
 def has_hung_up(sock: socket.socket) -> bool:
-    """Returns whether the other end of an idle connection is gone, or sends unasked."""
+    """Returns whether the other end of an idle connection is gone, or has sent something unasked."""
     try:
         sock.setblocking(False)
         socket.socket.recv(sock, 1, socket.MSG_PEEK)  # TlsSocket's own cannot peek

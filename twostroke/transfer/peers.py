@@ -17,7 +17,7 @@ from twostroke.transfer.sockets.frames import Deadline
 from twostroke.transfer.sockets.handshake import Welcome, mismatch
 
 _GRACE_S = 0.02
-"""Time past its deadline that a connect waits for the thread's own error."""
+"""Seconds past its deadline that a connect waits for the thread's own error."""
 
 
 class CopyThreadPeer(Peer, abc.ABC):
@@ -47,7 +47,7 @@ class CopyThreadPeer(Peer, abc.ABC):
 
     @abc.abstractmethod
     def end(self) -> None:
-        """Called by `close`, once."""
+        """Closes the connections and ends the threads. `close` calls it once."""
 
 
 AnyPeer = TypeVar("AnyPeer", bound=CopyThreadPeer)
@@ -74,7 +74,7 @@ class Peers(Generic[AnyPeer]):
             if self._is_closed:
                 raise PeerLost("the page transport was closed")
         except asyncio.CancelledError:
-            if self.find(peer.endpoint) is not peer:  # a known one serves others too
+            if self.find(peer.endpoint) is not peer:  # a known peer serves other pulls, too
                 await self._drop(peer)
             raise
         except Exception:
@@ -119,7 +119,7 @@ class Peers(Generic[AnyPeer]):
 
 
 def refuse_other_layouts(endpoint: PageEndpoint, identity: Identity, page_sizes: tuple[int, ...]) -> None:
-    """Raises FingerprintMismatch if the endpoint already shows another layout: other `page_sizes` of the groups."""
+    """Refuses an endpoint with another fingerprint or other `page_sizes` of groups. Raises FingerprintMismatch."""
     theirs, ours = (endpoint.fingerprint, endpoint.layout.page_sizes), (identity.fingerprint, page_sizes)
     if theirs != ours:
         raise FingerprintMismatch(mismatch(f"the worker at {endpoint.address}", theirs, identity.worker_id, ours))

@@ -42,7 +42,7 @@ class PullTally:
 
 
 def check_copies(copies: Sequence[PageCopy], endpoint: PageEndpoint, memory: Pages) -> None:
-    """Raises InvalidRequest unless all pages lie in their pools, none changes its group, and none is written twice."""
+    """Checks that pages lie in their pools, change no group, and none is written twice. Raises InvalidRequest."""
     theirs, ours = endpoint.layout, memory.layout
     remote_pages, local_pages = theirs.pages, ours.pages
     if len({copy.local for copy in copies}) != len(copies):

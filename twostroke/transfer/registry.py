@@ -40,14 +40,14 @@ HOST_NAMES = ("shm", "tcp")
 
 
 def default_names(memory: Pages) -> tuple[str, ...]:
-    """Returns the default transports for the pages' memory, best first. nixl is none: it needs a trusted network."""
+    """Returns the default transports for the pages' memory, best first. nixl is not one: it needs a trusted network."""
     if isinstance(memory, PageMemory):
         return HOST_NAMES
     return ("tcp",) if memory.place is None else ("cuda_ipc", "tcp")
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raises ConfigError unless these are known transports, each once."""
+    """Checks that these are known transports, each named once. Raises ConfigError."""
     if not names or len(set(names)) != len(names) or not set(names) <= set(_MAKERS):
         known = ", ".join(_MAKERS)
         raise ConfigError(f"--transports must be some of {known}, each once; got {list(names)}", field="transports")
@@ -68,7 +68,7 @@ def open_transports(
 def better_transports(
     chosen: PageTransport, endpoints: Sequence[PageEndpoint], transports: Sequence[PageTransport]
 ) -> list[str]:
-    """Returns better transports than the chosen that should reach the peer; between hosts, not those of one host."""
+    """Returns the transports before the chosen one that should reach the peer: between hosts, none of `ONE_HOST`."""
     is_here = any(endpoint.host_id == host_id() for endpoint in endpoints)
     better = [transport.name for transport in transports[: transports.index(chosen)]]
     return [name for name in better if is_here or name not in ONE_HOST]

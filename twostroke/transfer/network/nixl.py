@@ -1,4 +1,4 @@
-"""The nixl transport (RDMA where there is any): the reader asks over TCP, the owner writes into the reader's pages.
+"""The nixl transport (RDMA where hosts have it): the reader asks over TCP, the owner writes into the reader's pages.
 
 After the handshake the reader names its pages, then sends requests, one at a time:
 
@@ -10,7 +10,7 @@ After the handshake the reader names its pages, then sends requests, one at a ti
 The owner writes and the reader does not read. With UCX over TCP an owner answers reads in software, and crashes when a
 reader dies in the middle of one. A write that has begun cannot be cancelled. So every connection has an agent of its
 own on the reader's side. To close that agent is the fence: no write arrives through it afterwards. NIXL's own
-connections ask for no token. Only an admitted reader learns the metadata, but the network must be trusted.
+connections require no token. Only an admitted reader gets the metadata, but the network must be trusted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _REASON_LIMIT_BYTES = 4096
 
 
 class NixlTransport(NetworkTransport):
-    """Raises ConfigError where NIXL is not installed."""
+    """Moves pages with NIXL. Raises ConfigError where it is not installed."""
 
     name = "nixl"
 

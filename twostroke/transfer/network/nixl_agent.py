@@ -31,8 +31,9 @@ _BACKEND = "UCX"
 _PROGRESS_US = 10_000
 """Longest sleep of an idle progress thread; it is woken by traffic. With NIXL's own 0 it takes a core."""
 _DEFAULTS = {"UCX_TLS": "^sm,cuda_ipc", "UCX_TCP_TX_SEG_SIZE": "1m", "UCX_TCP_RX_SEG_SIZE": "1m"}
-"""No writes through shared mappings: they would continue after the reader has destroyed its agent, and there are better
-transports within a host. Large segments halve the processor time per byte where UCX goes over TCP."""
+"""Defaults of UCX variables. No writes through shared mappings: they would continue after the reader has destroyed its
+agent, and there are better transports within a host. Large segments halve the processor time per byte where UCX goes
+over TCP."""
 _SPINS = 50
 _SPIN_S, _SLEEP_S = 20e-6, 300e-6
 _LOOK_AROUND_EVERY = 16
@@ -86,7 +87,7 @@ class Agent:
         for key, value in _DEFAULTS.items():
             os.environ.setdefault(key, value)
         try:
-            # Peers know an agent by its name, across hosts: where processes of containers all have the same id, too.
+            # Peers on other hosts know an agent by its name. Process ids are not unique: those of containers repeat.
             self._agent: Any = self._create(f"{name}/{secrets.token_hex(16)}", memory)
             self._pool = self._prepare(self._nixl.NIXL_INIT_AGENT, place_of(memory), memory.layout)
             self.metadata = bytes(self._agent.getLocalMD())

@@ -13,7 +13,7 @@ from twostroke.transfer.network.connection import MAX_PAGES
 from twostroke.transfer.sockets.frames import Deadline
 
 MAX_REQUEST_S = 600.0
-"""Longest time of an answer: then a reader that does not read loses its connection."""
+"""Most seconds that an answer may take: then a reader that has stopped reading loses its connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class PageRequest:
 
 
 def read_request(seconds: float, page_ids: bytes, generations: bytes, memory: Pages) -> PageRequest:
-    """Checks a reader's request. Raises InvalidRequest."""
+    """Parses and checks a reader's request. Raises InvalidRequest."""
     if not 0 < seconds < float("inf"):
         raise InvalidRequest(f"a request has {seconds} seconds left")
     if len(page_ids) * 2 != len(generations):

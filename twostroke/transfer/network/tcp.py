@@ -62,7 +62,7 @@ cache: 6 GB/s over loopback, where 2 MiB gave 5."""
 KEPT, CHANGED = b"\0", b"\1"
 
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
-"""Seconds after which the owner drops a reader that no longer answers, because its machine is gone."""
+"""Options: the owner drops a reader whose machine has not answered for a minute (30 s, then 3 times 10 s)."""
 
 
 def batch_pages(layout: PoolLayout) -> int:

@@ -28,13 +28,13 @@ from twostroke.transfer.same_host.same_host_transport import (
 from twostroke.transfer.sockets.frames import Deadline, check_fields, receive_frame, send_frame
 
 STEP_PAGES = 64
-"""Pages copied between two checks of the generations: enough to keep a device busy, and soon over."""
+"""Pages copied between two checks of the generations: enough to keep a device busy, and copied within moments."""
 _HANDLE_LIMIT_BYTES = 4096
 _HAND_OVER_S = 5.0
 
 
 class CudaIpcTransport(SameHostTransport["_DevicePeer", DeviceMemory]):
-    """`sharing` is CUDA's, except in tests."""
+    """Moves pages within a GPU or between two. Tests replace `sharing`, which is CUDA's by default."""
 
     name = "cuda_ipc"
 

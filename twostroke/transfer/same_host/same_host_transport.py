@@ -1,8 +1,9 @@
 """This is the common part of transports within one host: a Unix socket, and one copy thread per peer.
 
 The owner listens on a Unix socket in a folder that only its user may enter. Each side asks the kernel which user owns
-the other process before it sends anything: one of another user is hung up on. After the handshake the owner hands over
-access to its pages. The connection then stays open and silent: its end tells each side that the other is gone.
+the other process before it sends anything, and closes the connection of another user. After the handshake the owner
+hands over access to its pages. The connection then stays open and silent: its end tells each side that the other is
+gone.
 
 The owner runs no code during a pull, so a frozen owner delays no reader. A dead one is noticed when a pull starts,
 which then fails. A pull during which the owner died may end DONE, because announced pages were complete. The copy
@@ -179,7 +180,7 @@ def receive_descriptor(sock: socket.socket, endpoint: PageEndpoint) -> int:
 
 
 def refuse_changed(copy: PageCopy, generation: int, *, after: bool = False) -> None:
-    """Raises TransferFailed where the page does not have the generation that was asked for."""
+    """Refuses a page whose generation is not the one that was asked for. Raises TransferFailed."""
     if generation == copy.generation:
         return
     if after:
@@ -195,14 +196,14 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def check_same_user(sock: socket.socket) -> None:
-    """Raises Unauthenticated unless the process that made the other end is one of this user's, or of root's."""
+    """Refuses a peer unless the process that made the other end is this user's or root's. Raises Unauthenticated."""
     _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     if user not in (os.geteuid(), 0):
         raise Unauthenticated(f"the process at the other end belongs to user {user}, not to {os.geteuid()} or root")
 
 
 class SameUserWrapper(PlainWrapper):
-    """Leaves connections as they are, and refuses those of other users before anything is read."""
+    """Does not wrap connections, but refuses those of other users before anything is read."""
 
     def shake_hands(self, sock: socket.socket, deadline: Deadline) -> None:
         check_same_user(sock)

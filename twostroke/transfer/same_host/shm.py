@@ -63,7 +63,7 @@ class _ShmPeer(SameHostPeer):
             refuse_changed(copy, self._remote.generation(page), after=True)
 
     def _copy_rows(self, remote: PageMemory, copies: Sequence[PageCopy]) -> None:
-        """Copies small pages of one region at once: what Python does for each takes longer than its bytes."""
+        """Copies small pages of one region at once: Python's overhead per page takes longer than copying its bytes."""
         theirs, ours, wanted = (np.array(column, np.uint64) for column in zip(*copies, strict=True))
         for is_after in (False, True):
             generations = remote.generations[theirs]

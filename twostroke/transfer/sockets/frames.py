@@ -92,7 +92,7 @@ def receive_frame(sock: socket.socket, limit_bytes: int, deadline: Deadline | No
 
 
 def check_fields(fields: Sequence[Any], kinds: Sequence[type]) -> None:
-    """Raises InvalidRequest unless `fields` are of exactly these kinds."""
+    """Checks that `fields` have exactly these types. Raises InvalidRequest."""
     found = [type(value) for value in fields]
     if found != list(kinds):
         names = [[kind.__name__ for kind in row] for row in (found, kinds)]

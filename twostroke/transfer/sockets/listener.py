@@ -37,7 +37,7 @@ class Listener:
         wrapper: SocketWrapper = PLAIN,
         path: Path | None = None,
     ) -> None:
-        """`path`: the file of a Unix socket, which goes when it is closed."""
+        """`path`: the file of a Unix socket, which `close` removes."""
         self._path = path
         self._name = name
         self._wrapper = wrapper

@@ -60,7 +60,7 @@ class TlsWrapper:
 
 
 class TlsSocket(ssl.SSLSocket):
-    """Sends and receives as `frames` does over any socket: several buffers at once, as far as TLS goes with that."""
+    """Sends and receives as `frames` does over any socket: several buffers at once, as far as TLS allows it."""
 
     def sendmsg(self, buffers: Iterable[Any]) -> int:  # type: ignore[override]  # the one above refuses
         """Sends one record: the first buffers together, or the beginning of the first."""
