@@ -1,4 +1,4 @@
-"""Grammars as a branch of a decode worker, compiled where neither steps nor other requests wait for them."""
+"""Grammars as a branch of a decode worker. Threads compile them, so that no step and no other request waits."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from twostroke.worker.answers import AnswerFeature
 from twostroke.worker.branches import Branch, BranchHost
 
 LONGEST_COMPILE_S = 8.0
-"""Time for one grammar, those before it included: less than routers wait for a worker that opens a request. A router
-has compiled it with two seconds of processor time."""
+"""Most seconds until a grammar is compiled, those before it included: less than routers wait for `Open`. A router has
+compiled the same grammar within two seconds of processor time."""
 MASK_BUCKETS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1)
 COMPILE_BUCKETS_S = (1e-4, 1e-3, 1e-2, 1e-1, 5e-1, 1.0, 2.0, 5.0)
 THREADS = 2
@@ -33,7 +33,7 @@ THREADS = 2
 
 
 class GrammarMetrics:
-    """What answers cost that have to match a grammar."""
+    """Metrics of answers that have to match a grammar."""
 
     def __init__(self, registry: CollectorRegistry, role: str) -> None:
         def counter(name: str, text: str) -> Counter:
@@ -89,7 +89,7 @@ class CompiledAnswers:
         self._compiler: Future[GrammarCompiler] | None = None
 
     def begin(self) -> None:
-        """Reads the vocabulary before the first request: that keeps Python's lock for up to some seconds."""
+        """Reads the vocabulary before the first request, because that may hold Python's lock for some seconds."""
         if self._facts.model_dir:
             self._compiler = self._new_compiler()
 
@@ -134,7 +134,7 @@ class Grammars(Branch):
         self.answers = self._answers = CompiledAnswers(host.facts, metrics)
 
     def serve(self, rpc: RpcServer, tasks: asyncio.TaskGroup) -> None:
-        """Begins now, when the costs of steps have been measured."""
+        """Reads the vocabulary now, because the costs of steps have been measured."""
         self._answers.begin()
 
     def stop(self) -> None:

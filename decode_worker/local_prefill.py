@@ -13,7 +13,7 @@ from twostroke.worker.role_host import RoleHost
 log = logging.getLogger(__name__)
 
 LOOK_S = ANSWER_S / 2
-"""Least time between two looks at the same pulls: the speed of steps changes little in this time."""
+"""Least seconds between two decisions about the same pulls: the speed of steps changes little in this time."""
 
 
 class LocalPrefill:
@@ -23,7 +23,7 @@ class LocalPrefill:
         self._host = host
         self._timer: asyncio.TimerHandle | None = None
         self._next_s = 0.0
-        """The time of the next look, unless something has changed before."""
+        """Time of the next decision on the event loop's clock, unless something changes before."""
 
     def note_change(self) -> None:
         """Notes that a pull has begun or ended, or that more or less is computed here: the next step looks again."""
@@ -32,7 +32,8 @@ class LocalPrefill:
     def consider(self, requests: Iterable[RequestState]) -> None:
         """Stops one pull whose prompt would be computed sooner here; called before each step is planned.
 
-        Where prompts are computed with this worker's cores anyway, two at once would each take twice as long.
+        If other workers compute prompts with this worker's cores, it stops none: two at once would each take twice as
+        long.
         """
         now_s = asyncio.get_running_loop().time()
         if now_s < self._next_s or self._host.loop.lends:

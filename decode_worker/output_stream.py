@@ -16,15 +16,15 @@ class _Sent:
     position: int
     """Position of the next token to be sent."""
     number: int = 0
-    """Number of the request, once the connected stream has had an entry of it."""
+    """Number of the request on the connected stream; 0 until the stream has had an entry of it."""
 
 
 class OutputStream:
-    """What one router has been told of its requests, and what it is to be told next.
+    """The tokens that were sent to one router for its requests, and those to send next.
 
-    A stream that breaks parks its requests: nobody knows what arrived, so they are silent until the router attaches
-    them, from the position that it names. `on_abandoned` is called with those that are still parked after `grace_s`,
-    and with all of them where no stream has begun by then.
+    A stream that breaks parks its requests: it is unknown which tokens arrived, so none are sent until the router
+    attaches them, from the position that it names. `on_abandoned` is called with those that are still parked after
+    `grace_s`, and with all of them where no stream has begun by then.
     """
 
     def __init__(self, grace_s: float, heartbeat_s: float, on_abandoned: Callable[[list[RequestState]], None]) -> None:
@@ -32,7 +32,7 @@ class OutputStream:
         self._heartbeat_s = heartbeat_s
         self._on_abandoned = on_abandoned
         self._sent: dict[RequestState, _Sent] = {}
-        """How far every request that is not parked was sent."""
+        """Position of each request that is not parked."""
         self._parked: dict[RequestState, None] = {}
         self._updated: dict[RequestState, None] = {}
         """Requests with new tokens or an end to send, in order."""
@@ -73,7 +73,7 @@ class OutputStream:
         self._updated.pop(state, None)
 
     async def stream(self) -> AsyncGenerator[worker_pb2.TokenBatch, None]:
-        """Yields batches, and an empty one after each silent heartbeat; a newer stream of the router ends this one."""
+        """Yields batches, an empty one after `heartbeat_s` without any; a newer stream of the router ends this one."""
         mine = self._begin_stream()
         try:
             yield worker_pb2.TokenBatch()
@@ -114,7 +114,7 @@ class OutputStream:
         self._grace = self._begin_grace()
 
     def _next_batch(self) -> worker_pb2.TokenBatch:
-        """Returns all that is to be sent. A request with one more plain token takes one place in each column."""
+        """Takes all that is to be sent. A request with one more plain token takes one place in each column."""
         entries, self._detach_notices = self._detach_notices, []
         numbers: list[int] = []
         positions: list[int] = []

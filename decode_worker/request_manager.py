@@ -74,7 +74,7 @@ class RequestManager(RoleServices):
         check_request(attempt, host.facts, time.time())
         features = features or AnswerFeatures()
         if attempt.scores_prompt:
-            source = peer = forecast = None  # pages that are here, or come, bring no logits
+            source = peer = forecast = None  # cached and pulled pages bring no logits
         self._drop_earlier(attempt)
         sequence = self._sequence(attempt, features)
         sequence.pulled_blocks = len(attempt.block_hashes) if source else peer.blocks if peer else 0
@@ -323,7 +323,7 @@ class RequestManager(RoleServices):
         self.output_stream(state.attempt.router_id).notify(state)
 
     def _drop(self, state: RequestState, error: ServeError) -> None:
-        """Ends a request without a message, and keeps nothing of it."""
+        """Ends a request without a message to its router, and keeps nothing of it."""
         if not state.has_ended:
             state.error = error
             self._end(state, Stage.FAILED)
@@ -364,7 +364,7 @@ def _attached_by(router_id: str) -> Cancelled:
 
 
 def check_request(attempt: Attempt, facts: LoadedModel, now_s: float) -> None:
-    """Raises InvalidRequest, naming the field, or DeadlineExceeded for what can never be served here."""
+    """Refuses what can never be served here. Raises InvalidRequest, naming the field, or DeadlineExceeded."""
     request = attempt.request
     prompt, longest = len(request.prompt), len(request.prompt) + request.sampling.max_tokens
     if not prompt:

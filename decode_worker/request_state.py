@@ -83,7 +83,7 @@ class RequestTrace:
 
 @dataclass(slots=True, eq=False)
 class RequestState(SupplyListener):
-    """The request manager owns it and alone changes it; its supply tells it what came."""
+    """The state of a request. The request manager owns it; its supply reports to it which blocks have arrived."""
 
     attempt: Attempt
     sequence: Sequence
@@ -106,8 +106,8 @@ class RequestState(SupplyListener):
     reused_blocks: int = 0
     """Missing blocks that came from the cache of the page source or of the peer."""
     counts_computed: bool = False
-    """Whether those blocks count as missing that are computed for it. With several page groups, a block may be computed
-    again although its page is here."""
+    """Whether `missing_blocks` counts the blocks that are computed for the request. With several page groups, a block
+    may be computed again although its page is here."""
     on_settled: Callable[[], None] = field(default=lambda: None)
     """Called when none of its pulls is under way any more."""
     timer: asyncio.TimerHandle | None = None
@@ -157,7 +157,7 @@ class RequestState(SupplyListener):
     def cached_tokens(self) -> int:
         """Prompt tokens whose KV was found in a cache instead of being computed for this request.
 
-        Too few while a pull is open: only its report tells what its source has computed.
+        A lower bound while a pull is open: only the pull's report says what its source has computed.
         """
         missing = self.missing_blocks - self.reused_blocks + len(self.sequence.computed_blocks)
         blocks = len(self.attempt.block_hashes) - missing

@@ -1,4 +1,4 @@
-"""Speculation as a branch of a decode worker: drafters by their names, what they learn from, and metrics of it."""
+"""Speculation as a branch of a decode worker: the drafters of answers, what they learn from, and metrics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from twostroke.worker.answers import AnswerFeature
 from twostroke.worker.branches import Branch, BranchHost
 
 POSITIONS = (1, 2, 3, 4, 8, 16, 32)
-"""The last place of a draft in each class of places."""
+"""Last position of each bucket of positions in a draft."""
 
 
 class SpeculationMetrics:
@@ -88,7 +88,7 @@ class DraftedAnswers:
 
     def __init__(self, schedule: ScheduleConfig, determinism: Determinism, metrics: SpeculationMetrics) -> None:
         self.names = _names(schedule, determinism)
-        """Drafters that may propose here; none where nothing is drafted."""
+        """Names of the drafters that may propose here; empty if nothing is drafted."""
         self.is_default = bool(self.names)
         self._has_draft_model = schedule.draft_model is not None
         self._metrics = metrics
@@ -101,7 +101,7 @@ class DraftedAnswers:
         return None if speculation is None else DraftedAnswer(speculation, self._finished)
 
     def of(self, request: GenerateRequest, forced_run: ForcedRun | None = None) -> Speculation | None:
-        """Returns who proposes the answer's tokens; None: nobody. `forced_run` finds tokens that are sure to come."""
+        """Returns the speculation that proposes the answer's tokens, if any. `forced_run` finds certain next tokens."""
         wanted = request.speculation or SPECULATE_AUTO
         names = self.names if wanted == SPECULATE_AUTO else tuple([name for name in self.names if name == wanted])
         if not names:
@@ -112,9 +112,9 @@ class DraftedAnswers:
         return Speculation(drafters, self._acceptance, self._metrics.ran)
 
     def _check(self, attempt: Attempt) -> None:
-        """Raises InvalidRequest where a request asks for a draft model, and there is none.
+        """Refuses a request for a draft model if there is none here. Raises InvalidRequest.
 
-        An answer that continues here was accepted by a worker that has one: it continues without.
+        An answer that continues here was accepted by a worker that has a draft model. It continues without one.
         """
         if attempt.request.speculation == DRAFT_MODEL and not self._has_draft_model and not attempt.emitted:
             others = ", ".join(name for name in (SPECULATE_AUTO, SPECULATE_OFF, *DRAFTER_NAMES) if name != DRAFT_MODEL)
@@ -124,7 +124,7 @@ class DraftedAnswers:
             )
 
     def _finished(self, sequence: Sequence) -> None:
-        """Learns from a whole answer for which drafters may propose."""
+        """Learns from a complete answer, if a drafter uses that."""
         if "suffix" in self.names:
             self._answers.add(sequence.salt, sequence.known[sequence.prompt_tokens :])
 

@@ -4,7 +4,7 @@ WAITING   in the bounded queue, holding nothing
 BUILDING  pages for all its missing blocks are claimed; what a peer holds is fetched there, chunks of the rest run,
           equal blocks once for all pulls
 HELD      every wanted block is announced; pages stay held as long as the call is open
-CLOSED    the call has ended, whoever ended it; pages are cached, and what nobody else wants is not computed
+CLOSED    the call has ended, from either side; pages are cached, and blocks that no other pull wants are not computed
 
 jobs  pulls as sequences    branches  the table of branches
 """

@@ -1,7 +1,7 @@
 """Pulls become sequences that only build pages; the scheduler decides which start when, and in what chunks.
 
 A pull's missing blocks that a peer holds are fetched there as soon as their pages are claimed, while other pulls are
-computed. The scheduler passes over sequences whose next pages are being written.
+computed. The scheduler skips sequences whose next pages are being written.
 """
 
 from __future__ import annotations
