@@ -1,4 +1,4 @@
-"""The host that every worker process is: pool + engine + pull service + pull client + event log + health.
+"""What every worker process has: pool, engine, pull service, pull client, event log and health service.
 
 worker             the plain class behind a Ray actor or a process of its own
 process            a worker as a process without Ray
@@ -12,8 +12,8 @@ branches           the port of branches: what a feature may give a worker
 answers            the port of features that single answers may have
 role_host          a worker and its role, as they see each other
 pull_ends          pages as they are served, and where they arrive
-services/          what a worker answers others    pulls/    pages that it pulls
-supply/            who brings missing blocks       measured/ costs of steps, rates of links, limits
+services/          calls of others to a worker     pulls/    pages that it pulls
+supply/            suppliers of missing blocks     measured/ costs of steps, rates of links, limits
 steps/             engine steps
 
 Branches: adapters/, drafts/, page_forms/, pins/, tiers/

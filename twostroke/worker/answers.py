@@ -22,7 +22,7 @@ ASKED: Mapping[str, Callable[[Attempt], bool]] = {
 
 
 class AnswerFeature:
-    """What one feature does for one answer. It does nothing but what it overrides."""
+    """What one feature does for one answer. A method does nothing unless a feature overrides it."""
 
     constraints: tuple[Constraint, ...] = ()
     reader: TokenReader | None = None
@@ -30,7 +30,7 @@ class AnswerFeature:
     computes_all = False
     """Whether the answer's sequence computes its whole prompt itself."""
     forced_run: Callable[[int], ListOf[int]] | None = None
-    """Finds tokens that are sure to come next. None: they become known without being proposed, or none is sure."""
+    """Finds tokens that are certain to come next. None: there are none, or they become known without being proposed."""
 
     @property
     def facts(self) -> Mapping[str, float]:
@@ -38,13 +38,13 @@ class AnswerFeature:
         return {}
 
     def add_to_first(self, message: worker_pb2.TokenEntry | worker_pb2.RequestSnapshot) -> None:
-        """Adds what goes with the first token."""
+        """Adds the fields that are sent with the first token."""
 
     def add_to_last(self, entry: worker_pb2.TokenEntry) -> None:
-        """Adds what goes with the end."""
+        """Adds the fields that are sent with the end of the answer."""
 
     def why_unsampled(self, request: GenerateRequest) -> ServeError | None:
-        """Returns why no token could be drawn. None: not because of this feature."""
+        """Returns why no token could be drawn. None: the reason is not this feature."""
         return None
 
     def ended(self, sequence: Sequence, *, is_whole: bool) -> None:
@@ -60,10 +60,10 @@ class AnswerBranch(Protocol):
 
     @property
     def is_default(self) -> bool:
-        """Whether answers have it without being asked."""
+        """Whether answers have the feature even if the request does not ask for it."""
 
     async def feature_of(self, attempt: Attempt, others: ListOf[AnswerFeature]) -> AnswerFeature | None:
-        """Returns the feature of an answer, which has the others already. None: it needs nothing. Raises ServeError."""
+        """Returns the feature of an answer that has `others` already; None if it needs nothing. Raises ServeError."""
 
 
 class AnswerFeatures:
@@ -88,7 +88,7 @@ class AnswerFeatures:
 
 
 async def features_of(attempt: Attempt, branches: ListOf[AnswerBranch]) -> AnswerFeatures:
-    """Makes the features of an answer, in the order of the branches. Nothing is called of those that it does not have.
+    """Makes the features of an answer, in the order of the branches. Branches of features that it lacks are not called.
 
     Raises UnsupportedFeature where the request asks for what no branch makes.
     """

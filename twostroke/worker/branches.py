@@ -67,7 +67,7 @@ class BranchHost(RoleHost, Protocol):
         """Wakes the work loop."""
 
     def compute_s(self, queued: Queued) -> float:
-        """Returns the time of computing prompts here beside the current streams."""
+        """Returns the seconds of computing prompts here beside the current streams."""
 
 
 class WaitingGate(ClaimGate, Protocol):
@@ -83,7 +83,7 @@ class Prefetching(Protocol):
         """Whether sequences may be admitted while a step runs: not where loads are weighed against the next step."""
 
     def begin_admission(self, waiting: ListOf[Sequence]) -> None:
-        """Called before sequences are admitted, with those that are looked at."""
+        """Called before sequences are admitted, with the waiting ones that admission tries."""
 
     def end_admission(self, running: int) -> None:
         """Called when loads and pulls of those that were admitted have begun."""
@@ -93,21 +93,21 @@ class BetweenSteps(Protocol):
     """Work between two steps, which the next one waits for."""
 
     def begin(self) -> Awaitable[None] | None:
-        """Begins it, and returns its end; None where there is nothing to do."""
+        """Begins the work, and returns an awaitable that ends with it; None if there is nothing to do."""
 
 
 class LowerPages(Protocol):
-    """Pages below the pool, as pulls by other workers find them."""
+    """Pages in the memories below the pool, for pulls by other workers."""
 
     def share(self, group: GroupKind, hashes: ListOf[BlockHash], blocks: ListOf[int]) -> dict[int, PageId]:
-        """Holds and brings pages of a group. The caller releases them, and then calls `give_up_unwanted`."""
+        """Holds and loads pages of a group. The caller releases them, and then calls `give_up_unwanted`."""
 
     def give_up_unwanted(self) -> None:
-        """Gives up what nobody waits for any more."""
+        """Gives up loads for which nothing waits any more."""
 
 
 class StepStarter(Protocol):
-    """What runs steps: an engine thread."""
+    """Runs steps on an engine thread."""
 
     def start(self, batch: Batch) -> Awaitable[StepResult]: ...
 
@@ -124,7 +124,7 @@ class SecondModel:
 
 
 class Branch:
-    """One feature in one epoch of a worker. It gives nothing but what it overrides."""
+    """One feature in one epoch of a worker. What it does not override has no effect."""
 
     prefetch: Prefetching | None = None
     gate: WaitingGate | None = None
@@ -135,13 +135,13 @@ class Branch:
     second_models: ListOf[SecondModel] = ()
     served: ServedInOtherForm | None = None
     landing: LandingInOtherForm | None = None
-    """The end of pulls between workers of two forms that this worker is."""
+    """The puller's end of pulls between workers of two page forms. `served` is the source's end."""
     answers: AnswerBranch | None = None
     """Makes the feature of single answers. None: it has none."""
 
     @staticmethod
     def load(config: WorkerConfig, built: BuiltEngine) -> LoadedBranch | None:
-        """Loads what lives as long as the process, on a thread. None: nothing. Raises ConfigError."""
+        """Loads what is kept until the process ends; called on a thread. None: nothing. Raises ConfigError."""
         return None
 
     @classmethod
@@ -164,7 +164,7 @@ class Branch:
         return None
 
     def handlers(self, role: RoleHandlers) -> RoleHandlers:
-        """Returns the handlers of the work loop's events, which pass on what is the role's."""
+        """Returns the handlers of the work loop's events, which pass the role's events on to `role`."""
         return role
 
     # What single sequences get
@@ -189,7 +189,7 @@ class Branch:
         """Adds its rpc services. `tasks` end with the worker."""
 
     def watching(self, handlers: RoleHandlers) -> Iterable[Callable[[], Awaitable[object]]]:
-        """Returns what runs while the worker serves. It may raise EngineLost."""
+        """Returns coroutine functions that run while the worker serves. They may raise EngineLost."""
         return ()
 
     def draining(self) -> None:
@@ -202,7 +202,7 @@ class Branch:
         """Frees what the epoch has; called after `stop`."""
 
     async def shut(self) -> None:
-        """Takes back `open`. It comes after the worker's own page transports: a device that hangs may keep it."""
+        """Undoes `open`. It is called after the worker's page transports are closed: a hanging device may block it."""
 
     def add_to_load(self, load: control_pb2.Load) -> None:
         """Adds its part to a report of the worker's load."""
@@ -213,11 +213,11 @@ class Branch:
 
 
 BranchTable = tuple[type[Branch], ...]
-"""The branches of a role, in the order in which they are asked."""
+"""The branches of a role, in the order in which they are called."""
 
 
 class Branches:
-    """All branches of one epoch of a worker, as one. It iterates over them."""
+    """All branches of one epoch of a worker, combined."""
 
     def __init__(self, each: Iterable[Branch] = ()) -> None:
         self.each = tuple(each)

@@ -1,15 +1,14 @@
-"""How changes are told: to everybody who waits, each time something happened, or gathered into few messages."""
+"""Notification of changes: of all waiters at each change, or gathered into few messages."""
 
 from __future__ import annotations
 
 import asyncio
 
 GATHER_S = 0.02
-"""Least time between two messages of one sender, but for what is urgent: steps of some models are shorter. A router
-decides no worse by what is so old, and a puller copies what comes within that time faster than one message after
-another."""
+"""Least seconds between two messages of one sender, except urgent ones: steps of some models are shorter. Reports of
+that age do not make a router's decisions worse, and a puller copies the pages of that time faster in one batch."""
 MANY_BYTES = 16 << 20
-"""Bytes of pages that are worth a message at once: to copy them takes as long as many messages."""
+"""Bytes of pages from which on a message is sent at once: to copy them takes as long as many messages."""
 
 
 class Condition:
@@ -34,7 +33,7 @@ class Gathering:
 
     @property
     def left_s(self) -> float:
-        """Seconds that the next message is to wait, 0 for none."""
+        """Seconds that the next message still has to wait; 0: it need not wait."""
         return max(0.0, self._next_s - asyncio.get_running_loop().time())
 
     def sent(self) -> None:

@@ -47,27 +47,27 @@ class _EpochLog:
 
 
 class LoadedBranch:
-    """What a branch keeps as long as the process lives. It does nothing but what it overrides."""
+    """What a branch keeps until the process ends. A method does nothing unless a branch overrides it."""
 
     memory_use: tuple[MemoryUse, ...] = ()
 
     def listener(self, group: GroupKind) -> PoolListener | None:
-        """Returns what is told of the blocks of a page group."""
+        """Returns the listener to changes of the blocks of a page group, if any."""
         return None
 
     def begin_epoch(self, log: EventLog) -> None:
         """Announces what it holds in a new epoch's log."""
 
     async def close(self, engine: EngineThread | None) -> None:
-        """Frees what it has. The engine has no step. None: it was never started."""
+        """Frees what it has. The engine runs no step; `engine` is None if it was never started."""
 
 
 Loaders = Mapping[type, Callable[[WorkerConfig, BuiltEngine], LoadedBranch | None]]
-"""What loads each branch of a table; each is called on a thread and may raise ConfigError."""
+"""Functions that load the branches of a table. Each is called on a thread and may raise ConfigError."""
 
 
 class _GroupListener:
-    """Passes changes of the blocks of a group to the epoch's event log and to branches. Tells the memory of writers."""
+    """Passes changes of a group's blocks to the event log and to branches; begins a generation for each new writer."""
 
     def __init__(self, group: GroupKind, epoch: _EpochLog, memory: Pages, loaded: Iterable[LoadedBranch]) -> None:
         self._group = group

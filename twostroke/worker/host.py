@@ -54,7 +54,7 @@ class ReadyInfo:
     """Advice to the operator (see LoadedModel), or empty."""
     pool_bytes: int = 0
     pool_tokens: int = 0
-    """What its page pool takes, and how many tokens fit into it."""
+    """Tokens that fit into its page pool, which takes `pool_bytes`."""
 
 
 class WorkerHost:
@@ -108,9 +108,7 @@ class WorkerHost:
         self._metrics_server = MetricsServer(self.metrics.registry, config.host, config.ports.metrics)
 
     async def open(self) -> None:
-        """Lets other workers read pages. Then it measures what a step costs and finds out what the engine should
-        compute.
-        """
+        """Lets other workers read pages. Then it measures what a step costs, and runs the engine's probe."""
         identity = Identity(self.config.worker_id, self.epoch, self.facts.page_identity, self.config.cluster_token)
         for transport in self.transports:
             self.endpoints.append(await transport.open(self.memory, identity))
@@ -135,7 +133,7 @@ class WorkerHost:
         await asyncio.to_thread(self.recorder.close)
 
     def compute_s(self, queued: Queued) -> float:
-        """Returns the time of computing prompts here beside the current streams."""
+        """Returns the seconds of computing prompts here beside the current streams."""
         now = self.scheduler.load.queued()
         beside = dataclasses.replace(queued, streams=now.streams, context_tokens=now.context_tokens)
         return self.loop.drain_s(beside)

@@ -105,7 +105,7 @@ class WorkerMetrics:
         gauge.labels(self._role, determinism.why).set(determinism.holds)
 
     def computes_with(self, kernels: KernelsInUse | None) -> None:
-        """Reports what computes the steps on a CPU, and why; nothing where a device computes, or nothing does."""
+        """Reports the kernels of steps on a CPU, and why they were chosen; nothing for a device or a paced model."""
         gauge = Gauge(
             "twostroke_kernels_info",
             "Always 1.",

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 ENGINE_LOST = 3
 """Exit status of a process with a failed engine or device: start another one."""
 DRAIN_S = 30.0
-"""How long SIGTERM waits for open requests; a second signal does not wait."""
+"""Seconds for which SIGTERM waits for open requests; a second signal ends the wait."""
 
 
 def main(worker_class: Callable[[WorkerConfig], BaseWorker]) -> int:
@@ -75,6 +75,7 @@ def _end_before_ready() -> None:
 
 
 async def _first(*awaitables: object) -> None:
+    """Waits until one of these is done, and cancels the others, but never the first one."""
     tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]  # type: ignore[call-overload]  # any mix
     _, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:

@@ -19,7 +19,7 @@ from twostroke.transfer.base import PageEndpoint, PageTransport, digest
 from twostroke.transfer.copy_threads import CopyThreads, off_loop
 
 _AT_ONCE_BYTES = 256 << 10
-"""Bytes of host memory that are read faster than a thread is woken."""
+"""Most bytes of host memory that are digested on the event loop: that is faster than waking a thread."""
 
 
 class PageDigests:
@@ -165,7 +165,7 @@ class ServedInOtherForm(ServedPages, Protocol):
     def is_for_puller(
         self, offer: worker_pb2.PullerConversion, own_bytes: int, wanted: int, ready: Iterable[PageId]
     ) -> bool:
-        """Returns whether the puller should convert, as it offers. It would get pages of `own_bytes` each.
+        """Returns whether the puller should convert, at the cost that it offers. It gets pages of `own_bytes` then.
 
         The pull wants `wanted` pages, of which `ready` are filled now.
         """

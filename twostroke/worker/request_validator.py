@@ -1,4 +1,4 @@
-"""The request validator refuses calls that mean another epoch or fingerprint, or that bring work while draining."""
+"""The request validator refuses calls for another epoch or fingerprint, and new work while draining."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class RequestValidator:
         self.epoch = epoch
         self.fingerprint = fingerprint
         self.kv_form = kv_form
-        """The form of the worker's pages, which is not a reason to refuse it: others may convert theirs into it."""
+        """The form of the worker's pages. Calls with another form are not refused here: pages may be converted."""
         self.is_draining = False
         self.lost: EngineLost | None = None
         """The error that ended the engine; every call is refused from then on."""
         self._metrics = metrics
 
     def check(self, fingerprint: str, epoch: str, *, is_work: bool = True) -> None:
-        """Raises FingerprintMismatch, StaleEpoch, EngineLost or Draining; an empty `epoch` means any.
+        """Refuses a call: raises StaleEpoch, FingerprintMismatch, EngineLost or Draining. An empty `epoch` means any.
 
         Reads of cached pages (`is_work` False) continue while the worker drains, so that others can fetch them.
         """

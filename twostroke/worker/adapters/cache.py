@@ -82,7 +82,7 @@ class AdapterCache:
         self._wanted: dict[bytes, WeightsRef] = {}
         self._held: dict[Sequence, bytes] = {}
         self._named: frozenset[bytes] | None = None
-        """Digests to which names lead; None until the supervisor has said."""
+        """Digests of the adapters that have names; None until the supervisor has sent them."""
         self._uses = itertools.count()
         self._changed = Condition()
         self.load_s = 0.0
@@ -117,9 +117,9 @@ class AdapterCache:
             self._changed.notify()
 
     def keep_only(self, digests: Iterable[bytes]) -> None:
-        """Frees all others as soon as they have no holders: no name leads to them any more.
+        """Frees all other adapters as soon as they have no holders: they have no names any more.
 
-        A request that began before may come for one of those yet. It is loaded again, and freed when that has ended.
+        A request that was routed before may still need such an adapter. Then it is loaded again, and freed afterwards.
         """
         self._named = frozenset(digests)
         self._changed.notify()
@@ -132,7 +132,7 @@ class AdapterCache:
             for digest, adapter in list(self._wanted.items()):
                 if not self._is_awaited(digest):
                     del self._wanted[digest]
-                elif await self._has_room():
+                elif await self._make_room():
                     await self._load(adapter, failed)
             await self._wait(ticket.wait())
 
@@ -143,7 +143,7 @@ class AdapterCache:
                 await self._drop(digest)
 
     async def _wait(self, changed: Any) -> None:
-        """Waits for a change, or for a while: what was loaded may have stayed unused, since who wanted it went away."""
+        """Waits for a change, or for `UNUSED_S`: a loaded adapter may stay unused because its request has gone."""
         try:
             async with asyncio.timeout(UNUSED_S if self._wanted or self._unnamed() else None):
                 await changed
@@ -173,11 +173,12 @@ class AdapterCache:
         self._wake()
 
     def _prepared(self, adapter: WeightsRef) -> Any:
-        """Raises ServeError, and whatever files and memory that are not as they must be raise."""
+        """Reads and prepares an adapter. Raises ServeError, or whatever damaged files or a lack of memory raise."""
         read = read_kept(adapter.digest, Path(adapter.path), most_lora_rank=self._config.max_lora_rank)
         return self._slots.prepare(read)
 
-    async def _has_room(self) -> bool:
+    async def _make_room(self) -> bool:
+        """Evicts an adapter if no other fits; returns whether there is room for one more."""
         if len(self._loaded) < self._config.max_loras:
             return True
         now_s = time.monotonic()
@@ -208,7 +209,7 @@ class AdapterCache:
 
 
 def _refusal(problem: Exception) -> ServeError:
-    """Returns what ends the sequences that want an adapter: the worker serves all others on."""
+    """Returns the error that ends the sequences that want the adapter. The worker continues to serve all others."""
     if isinstance(problem, ServeError):
         return problem
     log.error("adapter not prepared", exc_info=problem)

@@ -67,7 +67,7 @@ class LinkRates:
         return {peer: link for peer, link in self._links.items() if link.bytes_per_s}
 
     def of(self, peer: WorkerId) -> Link:
-        """Returns the link from this peer, with nothing known if there was no page for long or ever."""
+        """Returns the link from this peer, without measurements if no page came from it for long or ever."""
         return self._links.get(peer, Link())
 
     def _note(self, peer: WorkerId, link: Link) -> None:

@@ -34,7 +34,7 @@ SHAPES: Final = ((512, 576, 3072), (1024, 1024, 1024))
 
 
 async def limits_of(config: WorkerConfig, engine: EngineThread, *, is_on_cpu: bool) -> control_pb2.MachineLimits | None:
-    """Returns what the threads of a worker can do at most; None if a device computes, or nothing does."""
+    """Returns what the threads of a worker can do at most; None if a device computes, or the model is paced."""
     if config.model.is_paced or not is_on_cpu:
         return None
     loop = asyncio.get_running_loop()

@@ -15,7 +15,7 @@ MOST_SLOWDOWN = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ReadTimes:
-    """Pages that a thread read, and what it took for them."""
+    """Pages that a thread has read, and the seconds that this took."""
 
     alone_pages: int = 0
     alone_s: float = 0.0
@@ -29,7 +29,7 @@ class ReadTimes:
         return dataclasses.replace(self, alone_pages=self.alone_pages + pages, alone_s=self.alone_s + seconds)
 
     def times(self, count: int) -> ReadTimes:
-        """Returns what as many reads more would have taken at the same pace."""
+        """Returns `count` times these reads, at the same pace."""
         return ReadTimes(
             count * self.alone_pages, count * self.alone_s, count * self.beside_pages, count * self.beside_s
         )
@@ -45,7 +45,7 @@ class PageTime:
     """Factor of that while two threads read, at least 1."""
 
     def after(self, seconds: float, pages: int) -> PageTime:
-        """Returns the estimate after this many pages took this many seconds; many pages count as much as many loads."""
+        """Returns the estimate after this many pages took this many seconds. Each page counts as a measurement."""
         if pages <= 0 or seconds <= 0:
             return self
         measured = seconds / pages
@@ -57,7 +57,7 @@ class PageTime:
     def after_reads(self, times: ReadTimes) -> PageTime:
         """Returns the estimate after these reads.
 
-        What two threads take beyond the slowdown of sharing, or less than one takes, tells of what is read.
+        Only a factor from 1 to `MOST_SLOWDOWN` is taken for the slowdown of two threads. The rest changes `seconds`.
         """
         alone = self.after(times.alone_s, times.alone_pages)
         if not times.beside_pages or not alone.seconds:
@@ -69,7 +69,7 @@ class PageTime:
         return dataclasses.replace(shared, slowdown=alone.slowdown + change)
 
     def at_least(self, seconds: float) -> PageTime:
-        """Returns the estimate after a load was given up that had taken this many seconds for each page and more."""
+        """Returns the estimate after a load was given up that had already taken this many seconds for each page."""
         return dataclasses.replace(self, seconds=max(self.seconds, seconds))
 
     def reading_s(self, pages: int, beside: int) -> float:

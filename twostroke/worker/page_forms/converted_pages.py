@@ -65,7 +65,10 @@ class ConvertedPages:
             self.endpoints.append(await transport.open(self._memory, identity))
 
     def conversion_cost(self, wanted: int, ready: Iterable[PageId]) -> ConversionCost:
-        """Returns the cost of converting here for a pull of `wanted` pages, of which `ready` are filled now."""
+        """Returns the cost of converting here for a pull of `wanted` pages, of which `ready` are filled now.
+
+        If no page was converted for long, it also has the cost measured again, for later calls.
+        """
         known = sum(self._current(page) is not None for page in ready)
         converter = self.converter
         converter.keep_measured()
@@ -74,7 +77,7 @@ class ConvertedPages:
     def is_for_puller(
         self, offer: worker_pb2.PullerConversion, own_bytes: int, wanted: int, ready: Iterable[PageId]
     ) -> bool:
-        """Returns whether the puller should convert, as it offers. It would get pages of `own_bytes` each."""
+        """Returns whether the puller should convert, at the cost that it offers. It gets pages of `own_bytes` then."""
         puller = ConversionCost(own_bytes, offer.page_s, offer.wait_s, wanted)
         return is_for_puller(self.conversion_cost(wanted, ready), puller, wanted, offer.bytes_per_s)
 

@@ -1,4 +1,4 @@
-"""Pages of another form arrive beside the pages that were claimed, and are converted into them.
+"""Pages of another form arrive in buffers, and are converted into the pages that were claimed.
 
 A puller that converts reads the source's own pages into a few buffers. A pull takes one for each batch of pages. It
 holds the buffer from before the copy until the pages are converted. While all buffers are taken, other pulls wait, and
@@ -61,7 +61,7 @@ class ConvertingLanding:
         )
 
     async def open(self, identity: Identity) -> None:
-        """Reads pages that show the identity of the source's form, which is `identity`'s fingerprint."""
+        """Lets the transports read pages in the source's form, whose fingerprint is that of `identity`."""
         for transport in self.transports:
             transport.read_into(self._memory, identity)
 

@@ -21,7 +21,7 @@ from twostroke.worker.role_host import RoleHandlers
 
 class Pins(Branch):
     keeper: PinKeeper
-    """Begins with `serve`, because its pulls are tasks of the worker."""
+    """The keeper of the epoch's pins. `serve` makes it, because its pulls are tasks of the worker."""
 
     def __init__(self, host: BranchHost) -> None:
         super().__init__(host)

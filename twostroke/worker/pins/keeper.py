@@ -30,13 +30,13 @@ from twostroke.worker.supply.supply import SupplyListener
 log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
-"""Seconds between two looks for blocks that are missing: of a pin that found the queue full, or that were forgotten."""
+"""Seconds between two checks for missing blocks: the queue may have been full, or blocks were forgotten."""
 RENEWED_SHARE = 0.125
-"""A hint that is repeated gets a new end once that is later by this share of its time: most requests change nothing."""
+"""Fraction of its duration by which a repeated hint must end later to be renewed: most requests change nothing."""
 
 
 REFUSALS = ("pin_cap", "pin_tenant_cap", "max_bytes", "expires_s", "pins")
-"""Caps that refuse a pin."""
+"""Reasons to refuse a pin: the field whose limit it breaks."""
 
 
 class PinMetrics:
@@ -106,7 +106,7 @@ class PinKeeper:
         self.table = PinTable(host.pool, _limits_of(host))
         self.metrics = PinMetrics(host.config.role.value, host.metrics.registry, self.table)
         self.building: dict[Sequence, PinId] = {}
-        """The pin that is computed now, if there is one."""
+        """Sequence and id of the pin that is computed now, if there is one."""
         self._sources: dict[PinId, worker_pb2.PageSource] = {}
         """Workers that compute what a pin lacks here."""
         self._failures: dict[PinId, str] = {}
@@ -243,7 +243,7 @@ class PinKeeper:
         sequence = building(name, session, pin.tokens, pin.block_hashes, host.branches.constraints_of(pin.weights))
         if pin.pin_id in self._sources:
             sequence.pulled_blocks = len(pin.block_hashes)
-        with contextlib.suppress(Overloaded):  # the next look tries again
+        with contextlib.suppress(Overloaded):  # the next check tries again
             host.scheduler.enqueue(sequence)
             self.building[sequence] = pin.pin_id
             host.loop.wake()

@@ -1,4 +1,4 @@
-"""The Pins service of a worker: it checks what is asked of it and answers for its own pool."""
+"""The Pins service of a worker: it validates calls and answers for its own pool."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class PinsService(pins_pb2_grpc.PinsServicer):
         )
 
     def _check(self, pin: Pin) -> None:
-        """Raises InvalidRequest, naming the field, for what is not a pin of this worker's model."""
+        """Refuses what is not a pin of this worker's model. Raises InvalidRequest, naming the field."""
         facts, blocks = self._host.facts, len(pin.block_hashes)
         if not blocks:
             raise InvalidRequest("the pin has no block", field="block_hashes")

@@ -26,13 +26,13 @@ class AnnouncedPages:
     digests: Sequence[bytes]
 
     def of(self, first: int, end: int) -> AnnouncedPages:
-        """Returns those from `first` up to `end`."""
+        """Returns the pages from index `first` up to `end`."""
         return AnnouncedPages(
             self.parts[first:end], self.remote[first:end], self.generations[first:end], self.digests[first:end]
         )
 
     def where(self, is_taken: Sequence[bool]) -> AnnouncedPages:
-        """Returns those that are taken."""
+        """Returns the pages for which `is_taken` is true."""
         return AnnouncedPages(
             list(itertools.compress(self.parts, is_taken)),
             list(itertools.compress(self.remote, is_taken)),

@@ -274,7 +274,7 @@ class PullClient:
         raise AssertionError("one of them connects, or the last one raises")
 
     async def _take(self, session: _Session, connection: _Connection, ready: worker_pb2.PagesReady) -> None:
-        """Brings the announced pages here, batch by batch."""
+        """Pulls the announced pages, batch by batch."""
         reach(Point.PULL_ANNOUNCED)
         announced = announced_pages(ready, session.pull.remaining, session.pull.source)
         report, most = session.report, connection.landing.batch_pages
@@ -355,7 +355,7 @@ class PullClient:
         group.fill_all(pages)
         report.last_page_s = time.time()
         report.first_page_s = report.first_page_s or report.last_page_s
-        if parts and parts[0].group is not GroupKind.FULL:  # where it comes too, the page in the first group counts
+        if parts and parts[0].group is not GroupKind.FULL:  # a block counts once: by its first page, if that is pulled
             parts = [part for part in parts if Part(part.block, GroupKind.FULL) not in spec.parts]
         report.pulled += len(parts)
         if spec.arrived is not None:

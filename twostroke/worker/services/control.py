@@ -1,4 +1,4 @@
-"""The Control service of a worker says what it is, how loaded it is and which blocks it holds."""
+"""The Control service of a worker reports its identity, its load and the blocks that it holds."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class BlockFetcher:
         self._tasks = tasks
 
     async def fetch(self, request: worker_pb2.FetchRequest) -> int:
-        """Returns how many of the blocks are here once all that can arrive have arrived. Raises InvalidRequest."""
+        """Fetches blocks; returns how many of them are here in the end. Raises InvalidRequest."""
         hashes, root, within_s = _checked(request)
         pool = self._host.pool
         await self._host.branches.gate.ready(self._host.new_session(), hashes[: pool.total], 0)
@@ -47,7 +47,7 @@ class BlockFetcher:
             pool.release(claim.pages)
             self._host.pulls.prune()
             self._host.loop.wake()
-        return sum(pool.find(name) is not None for name in hashes)
+        return sum(pool.find(block_hash) is not None for block_hash in hashes)
 
     async def _arrival(
         self,
@@ -73,12 +73,12 @@ class BlockFetcher:
                 cached_within_s=within_s,
             )
             await asyncio.wait([host.pulls.start(spec, self._tasks)])
-        while await _others_have_come(host.pool, pages):
+        while await _has_awaited_writers(host.pool, pages):
             pass  # others may have begun to write a page meanwhile
 
 
-async def _others_have_come(pool: BlockPool, pages: dict[Part, PageId]) -> bool:
-    """Waits for each of these pages that somebody writes; returns whether there were any."""
+async def _has_awaited_writers(pool: BlockPool, pages: dict[Part, PageId]) -> bool:
+    """Waits for each of these pages that has a writer; returns whether there were any."""
     has_waited = False
     for part, page in pages.items():
         while pool.is_arriving(page) and pool.writer(page) is not None:

@@ -49,13 +49,13 @@ class RequestedBlocks:
     block_hashes: list[BlockHash]
     """Hashes of all blocks up to the last wanted one."""
     parts: list[Part]
-    """What is wanted, in order."""
+    """Wanted parts, in order."""
     peer: PeerPrefix | None
     """A worker that holds a prefix: missing blocks are fetched there before any is computed."""
     trace: TraceContext | None = None
-    """The span of the pull."""
+    """The puller's span of the pull."""
     weights: WeightsRef | None = None
-    """Missing blocks are computed with them."""
+    """Weights besides the model's with which missing blocks are computed."""
 
 
 class PageJob(Protocol):
@@ -137,7 +137,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         return worker_pb2.FetchResponse(blocks=await self._fetches.fetch(request))
 
     def _check_form(self, request: worker_pb2.PullRequest) -> None:
-        """Raises FingerprintMismatch where pages of this worker cannot become those of the puller."""
+        """Refuses a puller whose page form is not served here. Raises FingerprintMismatch."""
         forms = [str(served.form) for served in (self._own, self._converted) if served is not None]
         if request.kv_form not in ("", *forms):
             raise FingerprintMismatch(
@@ -173,7 +173,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         return RequestedBlocks(request_id, tokens, hashes[:blocks], parts, peer, trace, weights)
 
     def _wanted_parts(self, request: worker_pb2.PullRequest) -> list[Part]:
-        """Returns what is wanted, in order. Raises InvalidRequest."""
+        """Returns the wanted parts, in order. Raises InvalidRequest."""
         parts: list[Part] = []
         groups = [wanted.group for wanted in request.wanted]
         are_ascending = groups == sorted(set(groups))
@@ -271,7 +271,7 @@ class CachedOnlyJob:
         self._wake = wake
         self._loads = loads
         self._held: dict[GroupKind, dict[int, PageId]] = {}
-        """Pages by their blocks. Whoever holds a page of a block holds its page in the first group, too."""
+        """Pages by group and block. Where a further group's page of a block is held, the first group's is held, too."""
         hashes, blocks = wanted.block_hashes, sorted({part.block for part in wanted.parts})
         for kind, group in zip(GroupKind, pool.groups, strict=False):
             if kind is not GroupKind.FULL:

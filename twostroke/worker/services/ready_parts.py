@@ -1,7 +1,7 @@
 """The wanted parts of a pull that is served: which of them can be read now, and which are still to come.
 
-Nothing here grows with the steps that a pull waits: whoever fills pages tells those that wait for them, and only parts
-with a change are looked at again.
+The cost does not grow with the steps that a pull waits: changed pages notify their waiters, and only parts with a
+change are checked again.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class ReadyParts:
         self._pending = dict.fromkeys(wanted)
         """Parts that have not been taken, in order."""
         self._changed: dict[Part, None] = {}
-        """Parts to look at."""
+        """Parts to check."""
         self._awaited: dict[Part, PageId] = {}
-        """Parts whose pages may tell of their change, or have told."""
+        """Pages of parts that notify of their change, or have done so."""
         self._has_changed = asyncio.Event()
         self._enough = sys.maxsize
-        """How many parts are worth to be taken at once."""
+        """Number of parts that are worth taking at once."""
         self._has_enough = asyncio.Event()
-        """Set when so many parts may have come, or all that are left."""
+        """Set when this many parts may have come, or all that are left."""
         self.tell: Callable[[], None] | None = None
-        """Called when there is something to look at again; for an owner without tasks."""
+        """Called when there is something to check; for an owner without a task that waits."""
 
     @property
     def is_empty(self) -> bool:
@@ -52,7 +52,7 @@ class ReadyParts:
         return not self._pending
 
     def change(self, parts: Iterable[Part] | None = None) -> None:
-        """Notes that the owner's answer for these parts has changed; None: for all."""
+        """Notes that `page_of` may return another page for these parts; None: for all."""
         for part in self._pending if parts is None else parts:
             self._changed[part] = None
             page = self._awaited.pop(part, None)
@@ -65,11 +65,11 @@ class ReadyParts:
         self._tell()
 
     async def wait(self) -> None:
-        """Waits until there is something to look at."""
+        """Waits until there is something to check."""
         await self._has_changed.wait()
 
     async def gather(self, seconds: float, enough: int) -> None:
-        """Waits for so long, or until `enough` parts may have come, or there is none left that may come meanwhile."""
+        """Waits for `seconds`, or until `enough` parts, or all that are left, may have come."""
         self._enough = enough
         self._see_whether_enough()
         with contextlib.suppress(TimeoutError):
@@ -79,7 +79,7 @@ class ReadyParts:
     def take(self) -> tuple[dict[Part, PageId], TransferFailed | None]:
         """Returns the parts that have become readable, and the error of the next one if all before it are taken.
 
-        Parts behind one that will never be readable stay.
+        Parts after one that will never be readable stay pending.
         """
         looked = sorted(self._changed)
         self._changed = {}
@@ -103,7 +103,7 @@ class ReadyParts:
             if part not in pending:
                 continue
             page = awaited.get(part)
-            # The owner says so where a part of the first group gets another page. Other pages it may have let go.
+            # The owner calls `change` if a part of the first group gets another page. Other pages may be released.
             if page is None or part.group is not GroupKind.FULL or not pool.is_filled(page):
                 try:
                     page = self._page_of(part)
@@ -125,7 +125,7 @@ class ReadyParts:
             self._has_enough.set()
 
     def close(self) -> None:
-        """Waits for nothing any more, also where the owner has released its pages already."""
+        """Stops waiting for all pages, even if the owner has released them already."""
         for page in self._awaited.values():
             self._pool.stop_waiting(page, self)
         self._pending, self._changed, self._awaited = {}, {}, {}

@@ -23,9 +23,9 @@ LONG_CONTEXT = 2048
 """Context length, in tokens, from which attention costs about as much as the rest of a small model."""
 MANY_STREAMS = 8
 MOST_STEP_TOKENS = 512
-"""Steps with more prompt tokens are hardly faster per token."""
+"""Most prompt tokens of a step: larger steps are hardly faster per token."""
 LONGEST_STEP_S = 0.3
-"""A prompt that arrives waits for the step that runs, and so does a stream whose pages arrive meanwhile."""
+"""Most seconds of a step of prompt tokens: arriving prompts wait for it, and so do streams whose pages arrive."""
 GREEDY = SamplingParams(seed=0, max_tokens=1, temperature=0.0)
 
 
@@ -79,8 +79,7 @@ async def calibrate(engine: StepStarter, rates: Rates, limits: CalibrationLimits
 
 
 def step_tokens_within(cost: StepCost, least: int) -> int:
-    """Returns `least` tokens, or twice as many, and so on, while a step with the start of a prompt takes
-    LONGEST_STEP_S.
+    """Returns `least`, doubled as often as a step with the first tokens of a prompt takes at most LONGEST_STEP_S.
 
     Threads wait for each other at the end of every kernel, and between steps: few long steps lose less time than many
     short ones.

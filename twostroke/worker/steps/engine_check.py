@@ -38,7 +38,7 @@ class EngineCheck:
         """Tokens of the largest step that succeeded since sequences were last blamed for a failure."""
 
     async def learn(self) -> None:
-        """Runs the probe for the first time. Raises what the engine raises: then the worker does not serve."""
+        """Runs the probe for the first time and keeps its tokens. If the engine raises, the worker does not serve."""
         self._expected = await self._run()
 
     async def examine(self, error: Exception) -> None:

@@ -59,7 +59,7 @@ class EngineSteps:
         )
 
     async def prepare(self) -> None:
-        """Finds out what a step costs, how many tokens it may have, and what the engine should compute."""
+        """Measures what a step costs, sets how many tokens it may have, and keeps the tokens of the engine's probe."""
         await self._calibrate()
         is_given = self._config.schedule.max_num_batched_tokens is not None
         if not is_given and _computes_on_cores(self._config, self._engine_state):  # their speed differs by machine

@@ -30,7 +30,7 @@ class TimeSharing:
         *,
         promises: bool = True,
     ) -> None:
-        """`promises`: whether a time to the first token was promised to anybody."""
+        """`promises`: whether requests have a promised time to the first token."""
         self._scheduler = scheduler
         self.rates = rates
         self._target = target
@@ -42,7 +42,7 @@ class TimeSharing:
     def budget(self) -> Budget:
         """Time budget of the next step in which streams run."""
         if self._target.is_fixed and not self._promises:
-            return self._budget_for(WaitingPrompts())  # whoever waits, the target is the same
+            return self._budget_for(WaitingPrompts())  # waiting prompts do not change the target
         return self._budget_for(self._prompts_here)
 
     @property

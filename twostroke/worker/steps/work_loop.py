@@ -39,13 +39,15 @@ MOST_FAILED_PARTS = 32
 
 
 MEMORY = 1024.0
-"""Steps of a stream that are remembered: some answers, so that no single one decides; older ones fade."""
+"""Stream steps that the averages cover, those of some answers, so that no single answer decides; older steps fade."""
 MOST_TOKENS = 33
-"""Tokens that a step counts of one stream at most. Some answers get thousands at once: one of them would decide what is
-predicted of a thousand steps of others."""
+"""Most tokens of one stream that a step counts. Some answers get thousands at once: one of them would decide the
+predictions for a thousand steps of others."""
 
 
 class StreamSteps:
+    """Averages of what steps do for each of their streams."""
+
     def __init__(self) -> None:
         self._steps = 0.0
         self._streams = 0.0
@@ -281,7 +283,7 @@ class WorkLoop:
 
         Raises EngineLost if the engine is at fault.
         """
-        # Where an engine is lost by no fault of this process, the line at the end of its epoch says all.
+        # Where an engine is lost by no fault of this process, the line at the end of its epoch is enough.
         if not isinstance(error, EngineLost) or error.__cause__ is not None:
             log.error(
                 "step failed sequences=%d tokens=%d", step.batch.sequences, len(step.batch.tokens), exc_info=error

@@ -4,7 +4,7 @@ A supplier can write parts of blocks: the host memory or the disk of this worker
 of a sequence have an order. Each one takes what it brings sooner than those after it, and hands on what it does not
 bring in the end. The scheduler computes what no supplier takes: it computes every arriving page without a writer.
 
-supply     the port: what a supplier is asked; the suppliers of one sequence, and what came of them
+supply     the port of suppliers; the suppliers of one sequence, and how their pulls ended
 remote     page sources and peers as suppliers: each begins a pull
-pull_spec  what is to be pulled, and what came of it    open_pull  what of a pull under way is still to come
+pull_spec  what to pull, and the report of a pull    open_pull  a pull under way, and its missing parts
 """

@@ -1,4 +1,4 @@
-"""A pull that is under way: what of it is still to come, kept as it comes."""
+"""A pull that is under way, and its missing parts."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from twostroke.worker.supply.pull_spec import PullSpec
 
 
 class OpenPull:
-    """The pull client owns it and alone changes it. No question but `is_abandoned` costs more with more blocks."""
+    """One pull under way. The pull client owns it and alone changes it. Only `is_abandoned` takes O(blocks)."""
 
     def __init__(self, spec: PullSpec, pool: BlockPool, started_s: float) -> None:
         self.spec = spec
         self.started_s = started_s
         """Start, on the event loop's clock."""
         self.remaining: dict[Part, PageId] = dict(spec.parts)
-        """Parts that have not come, and the pages that they are for."""
+        """Parts that have not come, and their pages here."""
         self.has_begun = False
-        """The source has announced pages."""
+        """Whether the source has announced pages."""
         self.is_stopped = False
-        """The pull has been stopped and is about to end."""
+        """Whether the pull has been stopped and is about to end."""
         self._pool = pool
         self._parts_left: dict[int, int] = Counter([part.block for part in spec.parts])
-        """Number of parts that have not come, of each block with any."""
+        """Number of parts that have not come, by block; complete blocks are left out."""
         self._blocks = sorted(self._parts_left)
         self._first = 0
         """Index in `_blocks`: nothing is missing of the blocks before it."""
@@ -49,16 +49,16 @@ class OpenPull:
 
     @property
     def is_computable(self) -> bool:
-        """All blocks before the first missing one are here, and no other sequence waits for pages that are to come."""
+        """Whether all blocks before the first missing one are here, and no other sequence waits for missing pages."""
         first, spec, pool = self.first_missing, self.spec, self._pool
         is_reached = not first or pool.find(spec.block_hashes[first - 1]) is not None
         return is_reached and not pool.writes_shared(spec.session)
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether pages have not come that nobody holds. The first one is asked first, and usually answers.
+        """Whether pages are missing and nobody holds any of them. The first one is checked first, and mostly decides.
 
-        A pull that misses nothing is not abandoned: it ends by itself, and then reports what it brought.
+        A pull without missing pages is not abandoned: it ends by itself, and then reports what it brought.
         """
         if not self.remaining:
             return False

@@ -1,4 +1,4 @@
-"""What is to be pulled, and what came of it."""
+"""What to pull, and the report of a pull."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PullSpec:
     tokens: ListOf[int]
     block_hashes: ListOf[BlockHash]
     parts: dict[Part, PageId]
-    """All that is to be pulled, in order, and the pages that it is for."""
+    """Parts to pull, in order, and their claimed pages."""
     peer: PeerPrefix | None = None
     """A worker that holds a prefix, from which the source may fetch what it lacks."""
     cached_within_s: float | None = None
@@ -37,7 +37,7 @@ class PullSpec:
     trace: OpenSpan | None = None
     """The parent span."""
     weights: WeightsRef | None = None
-    """The source computes the blocks with them."""
+    """Weights besides the model's with which the source computes the blocks."""
 
     @property
     def blocks(self) -> int:
@@ -58,7 +58,7 @@ class PullReport:
     computed: int = 0
     """Pulled blocks that the source computed for this pull."""
     also_computed: int = 0
-    """Other blocks that it computed, to come to those that were wanted."""
+    """Other blocks that the source computed because wanted ones follow them."""
     transport: str = ""
     copied_bytes: int = 0
     wire_s: float = 0.0

@@ -49,7 +49,7 @@ class PageSizes(Protocol):
 
 
 class SequenceBranches(Protocol):
-    """The branches of a worker, as far as they give something to a single sequence."""
+    """What the branches of a worker contribute to a single sequence."""
 
     def suppliers_of(self, sequence: KnownSequence) -> Sequence[Supplier]:
         """Returns the suppliers of this worker itself, which are asked before other workers."""
@@ -85,13 +85,13 @@ class Ordered:
     source: worker_pb2.PageSource | None = None
     """A worker that computes what it lacks."""
     peer: PeerPrefix | None = None
-    """A worker that holds a prefix. The page source, or this worker without one, fetches there what it lacks."""
+    """A worker that holds a prefix. The page source, or this worker without one, fetches from it what it lacks."""
     forecast: worker_pb2.SourceForecast | None = None
-    """When the page source will have the blocks, as the router foresaw, at the first admission."""
+    """The router's prediction of when the page source has the blocks; it counts for the first admission only."""
     deadline_s: float | None = None
     """Deadline of the request in Unix seconds."""
     weights: WeightsRef | None = None
-    """The source computes the blocks with them."""
+    """Weights besides the model's with which the source computes the blocks."""
     trace: OpenSpan | None = None
     """The parent span of pulls."""
     arrived: Callable[[int], None] | None = None

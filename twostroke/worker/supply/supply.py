@@ -1,4 +1,4 @@
-"""The supply of one admitted sequence: the port of its suppliers, their order, and what came of them."""
+"""The supply of one admitted sequence: the port of its suppliers, their order, and how their pulls ended."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class ExpectedPages:
 
     blocks: int
     cached_blocks: int
-    """The first ones, which it does not compute."""
+    """Number of leading blocks that it has or fetches, and does not compute."""
     fetch_s: float
-    """Time until it has those."""
+    """Time until it has the cached blocks."""
     wait_s: float
-    """Time until it begins to compute the others."""
+    """Time until it begins to compute the other blocks."""
     compute_s: float
-    """Time of computing them."""
+    """Time of computing the other blocks."""
     latency_s: float
     page_s: float
     """Time of carrying one page, as measured on the link from there."""
@@ -75,7 +75,7 @@ class ExpectedPages:
 
 
 class Behind(Protocol):
-    """The suppliers behind one, as that one sees them."""
+    """The suppliers after one in the order, as that one sees them."""
 
     @property
     def is_expected(self) -> bool:
@@ -98,7 +98,7 @@ class Behind(Protocol):
 
 
 class Supplier(Protocol):
-    """Whoever can write missing parts of one sequence."""
+    """Writes missing parts of one sequence, and may hold only some of them."""
 
     @property
     def depth(self) -> int:
@@ -116,7 +116,7 @@ class Supplier(Protocol):
 
 
 class SupplyListener:
-    """What the owner of a sequence is told of its supply. Each method does nothing unless an owner needs it."""
+    """Receives events of a supply for the sequence's owner. A method does nothing unless an owner overrides it."""
 
     __slots__ = ()
 
@@ -124,14 +124,14 @@ class SupplyListener:
         """Takes note that no supplier of this worker brings these parts."""
 
     def pulled(self, report: PullReport) -> None:
-        """Takes the report of a pull that has ended, of an earlier admission too."""
+        """Takes the report of a pull that has ended, also of an earlier admission."""
 
     def settled(self) -> None:
         """Takes note that no pull is under way any more."""
 
 
 class Supply:
-    """The suppliers of a sequence from one admission to its end or preemption; they live on the event loop."""
+    """The suppliers of a sequence from one admission to its end or preemption, for the event loop only."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class Supply:
         self._is_over = True
 
     def expected(self, place: int) -> ExpectedPages | None:
-        """Returns what the supplier of this place is expected to send; None where there is none, or no forecast."""
+        """Returns what the supplier at this place is expected to send; None if there is none, or no forecast."""
         return self._suppliers[place].expected if place < len(self._suppliers) else None
 
     def take_over(self, parts: Sequence[Part]) -> None:
@@ -178,7 +178,7 @@ class Supply:
             self._leave([part for part in parts if self._is_unwritten(part)])
 
     def pulling(self, place: int, pull: asyncio.Future[PullReport]) -> None:
-        """Waits for a pull of the supplier of this place."""
+        """Waits for a pull of the supplier at this place."""
         self._pulls.add(pull)
         pull.add_done_callback(lambda ended: self._ended(place, ended))
 

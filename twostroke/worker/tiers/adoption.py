@@ -28,14 +28,14 @@ FoundPages: TypeAlias = tuple[SegmentFolder, list[ScannedSegment]]
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 30.0
-"""Time between two looks for folders that were left; the owner of a folder is seen as often."""
+"""Seconds between two searches for folders of dead workers. The owner of a folder marks it as often."""
 UNSEEN_S: Final = 3 * LOOK_S
-"""A dead worker's folder waits so long for a worker of its name."""
+"""Seconds for which a dead worker's folder is left to a worker of the same name."""
 RETURN_S: Final = 600.0
-"""Workers of other models and forms that were stopped together with this one have so long to come back. A dead worker's
-pages wait so long for one that has room for all of them."""
+"""Seconds in which workers of other models and forms, stopped together with this one, may come back. A dead worker's
+pages are left as long to a worker that has room for all of them."""
 UNUSED_S: Final = 7 * 24 * 3600.0
-"""Pages of another model, form or version are removed when nobody has used them for this long."""
+"""Seconds after which unused pages of another model, form or version are removed."""
 
 
 async def adopt_left(
@@ -47,26 +47,26 @@ async def adopt_left(
     return_s: float = RETURN_S,
     kept: Collection[str] = (),
 ) -> None:
-    """Looks for folders that were left until cancelled; `changed` is called when pages were taken in.
+    """Searches for folders of dead workers until cancelled, and takes in their pages. It calls `changed` then.
 
-    Those of other models give way to this worker's pages from `return_s` on. What has no room here is taken when nobody
-    else has taken it for `return_s`, and removed as far as it does not fit. `kept` names folders of the same model that
-    hold the pages of other groups: they give way to nothing here.
+    After `return_s`, folders of other models are removed to make room for this worker's pages. A folder without room
+    here is taken when nobody else has taken it for `return_s`; what does not fit is removed. `kept` names folders of
+    the same model that hold the pages of other groups: they are never removed here.
     """
     began_s = time.monotonic()
     folder_trust = FolderTrust()
     while (disk := tiers.disk) is not None:
         await asyncio.sleep(look_s)
         removes_others = time.monotonic() - began_s >= return_s
-        look = _Look(disk, folder_trust, unseen_s, return_s, kept, removes_others=removes_others)
+        search = _Search(disk, folder_trust, unseen_s, return_s, kept, removes_others=removes_others)
         try:
-            left = await off_loop(look.run)
+            left = await off_loop(search.run)
         except OSError as error:
-            look.give_up()
+            search.give_up()
             tiers.failed(Tier.DISK, error)
             return
         except BaseException:
-            look.give_up()
+            search.give_up()
             raise
         for folder, found in left:
             blocks = tiers.adopted(found, folder)
@@ -74,8 +74,8 @@ async def adopt_left(
             changed()
 
 
-class _Look:
-    """One look for folders that were left. It runs on a thread; nobody may be waiting for it any more when it ends."""
+class _Search:
+    """One search for folders of dead workers, on a thread. Its caller may have stopped waiting when it ends."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class _Look:
         return self._left
 
     def give_up(self) -> None:
-        """Unlocks what was found, and whatever a thread that still looks will find."""
+        """Unlocks what was found, and what a thread that still searches will find."""
         with self._lock:
             self._is_given_up = True
             left, self._left = self._left, []

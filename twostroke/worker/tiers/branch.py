@@ -25,7 +25,7 @@ from twostroke.worker.tiers.opening import open_tiers
 class Tiers(Branch):
     @staticmethod
     def load(config: WorkerConfig, built: BuiltEngine) -> GroupTiers | None:
-        """Opens the tiers. None where the settings give none any room."""
+        """Opens the tiers. None if the settings give no bytes to any tier."""
         cache = config.cache
         if not cache.host_cache_bytes and not cache.disk_cache_bytes:
             return None
@@ -56,7 +56,7 @@ class Tiers(Branch):
         return (self.loads.for_sequences.supplier_of(sequence),)
 
     def watching(self, handlers: RoleHandlers) -> Iterable[Callable[[], Awaitable[object]]]:
-        """Returns what takes in what dead workers left."""
+        """Returns the adoption of dead workers' pages."""
         return (lambda: asyncio.gather(*self.tiers.adopting(self.host.feed.publish_changes)),)
 
     def stop(self) -> None:

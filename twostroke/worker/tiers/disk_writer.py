@@ -1,4 +1,4 @@
-"""The thread that changes the segments of a disk tier, and what it is given to write."""
+"""The thread that changes the segments of a disk tier, and the pages that it gets to write."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class DiskWriter:
             self._in_background(lambda _, path=path: self._files.remove(path))  # type: ignore[misc]  # bound now
 
     def idle(self) -> Future[None]:
-        """Returns what is done after the jobs that it has."""
+        """Returns a future that is done after the queued jobs."""
         idle: Future[None] = Future()
         self._thread.submit(lambda _: None, idle)
         return idle
 
     def close(self) -> None:
-        """Blocks until the jobs that it has are done."""
+        """Blocks until the queued jobs are done."""
         self._thread.close()
         self._buffer.close()
 

@@ -1,6 +1,6 @@
 """The tiers of all page groups of a worker.
 
-Each group has host memory and a folder on disk of its own, and a share of what the settings give, as in the pool.
+Each group has host memory and a folder on disk of its own. It has the same share of these as of the pool.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class GroupTiers(LoadedBranch):
         return [tiers.forget_all() for tiers in self.groups][GroupKind.FULL]
 
     def adopting(self, changed: Callable[[], None]) -> Iterator[Coroutine[None, None, None]]:
-        """Yields the work of taking in what dead workers left, of each group: see `adopt_left`."""
+        """Yields for each group the coroutine that takes in pages of dead workers: see `adopt_left`."""
         own = frozenset(tiers.disk.folder.parent.name for tiers in self.groups if tiers.disk is not None)
         for tiers in self.groups:
             yield adopt_left(tiers, changed, kept=own)
 
     async def wait_idle(self) -> None:
-        """Waits a little for writes under way."""
+        """Waits for writes under way, at most `CLOSE_S` per tier."""
         await asyncio.gather(*(tiers.wait_idle() for tiers in self.groups))
 
     async def close(self, engine: EngineThread | None) -> None:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class HostTier:
-    """Memory, and what lies in it. A host tier that was turned off has a store without pages."""
+    """The memory of the tier, and the blocks in it. A host tier that was turned off has a store without pages."""
 
     tier = Tier.HOST
 
@@ -93,19 +93,19 @@ class HostTier:
         return self._memory.page(entry.page).data
 
     def take_page(self) -> PageId | None:
-        """Takes a page for a block that comes; returns None if all are held."""
+        """Takes a page for a new block, and evicts one if needed; returns None if all are held."""
         victim = self.store.victim()
         if victim is not None:
             self._evict(victim)
         return self.store.take()
 
     def give_back(self, page: PageId) -> None:
-        """Frees a page that was taken for nothing."""
+        """Frees a page that was taken and not used."""
         if self.store.pages:
             self.store.give_back(page)
 
     def target(self, block_hash: BlockHash, parent: BlockHash) -> CopyTarget | None:
-        """Takes a page; returns None if all are being written."""
+        """Takes a page to copy a block into; returns None if all are held."""
         store, own = self.store, self.take_page()
         if own is None:
             self._changes.metrics.skipped(Tier.HOST, "busy")
@@ -141,7 +141,7 @@ class HostTier:
         return blocks
 
     async def wait_idle(self) -> None:
-        """Returns at once: what goes to memory is there."""
+        """Returns at once: pages are copied to memory without waiting."""
 
     def close(self) -> None:
         self.readers.close()
@@ -149,7 +149,7 @@ class HostTier:
         self._memory.close()
 
     def _keep(self, entry: HostEntry) -> None:
-        """Announces a page that has come here, and writes it to disk from here."""
+        """Announces a page that has come here, and has it written to disk from here if the disk takes it."""
         store = self.store
         store.put(entry)
         self._changes.wrote(Tier.HOST, entry.block_hash, self._memory.page_bytes)
@@ -159,7 +159,7 @@ class HostTier:
             self._below.write(PageWrite(entry.block_hash, entry.parent, self.data(entry), entry.digest, done))
 
     def _evict(self, entry: HostEntry) -> None:
-        """Frees the page of an entry; its last chance to get to disk is now."""
+        """Frees the page of an entry, after copying it to disk if the disk takes it."""
         target = None if self._below is None else self._below.target(entry.block_hash, entry.parent)
         if target is not None:
             target.data.data[:] = self.data(entry)

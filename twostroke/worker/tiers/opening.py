@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 MISTAKES = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT,
 )  # fmt: skip
-"""Errors that mean a wrong folder, and not a disk in trouble."""
+"""Error numbers that mean a wrong folder, and not a failing disk."""
 ANSWER_S = 10.0
-"""Seconds for the disk to lock the folder, and to take a record and give it back. One that needs longer is left out."""
+"""Most seconds for locking the folder, and writing and reading a record. A disk that needs longer is left out."""
 
 
 def open_tiers(config: WorkerConfig, facts: LoadedModel, pool_memory: Pages) -> GroupTiers:
@@ -85,7 +85,7 @@ def page_tiers_of(
 
 
 def share_of(group: GroupKind, cache: CacheConfig, layout: PoolLayout) -> CacheConfig:
-    """Returns what the tiers of a page group may take: the group's share of the pool, of each tier."""
+    """Returns the settings of a page group's tiers: it has the same share of each tier as of the pool."""
     if len(layout.regions) == 1:
         return cache
     share = layout.share(group)

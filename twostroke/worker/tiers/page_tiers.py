@@ -1,6 +1,6 @@
-"""The tiers of one page group of a worker, as loads see them: where blocks lie, and what came of reading them.
+"""The tiers of one page group of a worker, as loads see them: where blocks lie, and what to do after failed reads.
 
-Pages go down by `Offload`, which is told what the pool evicts and reuses.
+Pages go down by `Offload`, which gets the pool's evictions and reuses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from twostroke.worker.tiers.reader import PageRead, TierReaders
 log = logging.getLogger(__name__)
 
 CLOSE_S = 2.0
-"""Time for the threads to end; one that waits for a disk that never answers dies with the process."""
+"""Seconds for the threads to end; one that waits for a disk that never answers ends with the process."""
 
 
 class PageTiers:
@@ -145,7 +145,7 @@ class PageTiers:
         self.turn_off(tier, f"{type(error).__name__}: {error}")
 
     def turn_off(self, tier: Tier, reason: str) -> None:
-        """Goes on without a tier that has failed; files of a disk stay for the next worker."""
+        """Stops using a tier that has failed; files of a disk stay for the next worker."""
         used = self._used.pop(tier, None)
         if used is None:
             return
@@ -184,7 +184,7 @@ class PageTiers:
     # End
 
     async def wait_idle(self) -> None:
-        """Waits a little for writes under way."""
+        """Waits for writes under way, at most `CLOSE_S` per tier."""
         for each in list(self._used.values()):
             await _in_time(each.wait_idle())
 
@@ -193,7 +193,7 @@ class PageTiers:
         await _in_time(off_loop(self.close_now))
 
     def close_now(self) -> None:
-        """Ends the threads, after what they do now, and frees the memory."""
+        """Ends the threads after their queued jobs, and frees the memory."""
         self.offload.close()
         for each in reversed(self._opened.values()):  # what is written to disk may lie in host memory
             each.close()

@@ -10,14 +10,14 @@ from twostroke.scheduler.cost import Queued
 from twostroke.worker.measured.page_time import PageTime
 
 PROBE_PAGES = 5
-"""A probe of a disk that was slow counts as this many pages: about half."""
+"""Number of pages that a probe of a slow disk counts as: it then makes up about half of the new estimate."""
 MOST_UNLIKE = 3.0
 """Loading and computing share the blocks only where neither takes more than this many times the other's time. Together
 they then take at least a quarter less than the faster one alone."""
 LEAST_SHARED_S = 0.05
-"""Shorter loads are not shared with computing: little can be gained, and a stall of the disk looks like a slow one."""
+"""Least seconds of a load that is shared with computing: else little is gained, and a stall looks like a slow disk."""
 LEAST_SHARE = 0.1
-"""Share of the time of computing or pulling for which a load may lag behind before it is given up."""
+"""Fraction of the time of computing or pulling that has to pass before a load can be late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ReadQueue:
 
 
 def predicted_read_s(page_time: PageTime, queues: Sequence[ReadQueue], thread: int, pages: int) -> float:
-    """Predicts when a thread of a tier has read this many pages more than it has in its queue."""
+    """Predicts the seconds until a thread of a tier has read this many pages more than it has in its queue."""
     own, overdue_s = queues[thread], max(0.0, queues[thread].fetching_s - page_time.seconds)
     return page_time.reading_s(own.pages + pages, _beside(queues, thread)) + overdue_s
 
@@ -38,8 +38,8 @@ def predicted_read_s(page_time: PageTime, queues: Sequence[ReadQueue], thread: i
 def thread_for(page_time: PageTime, queues: Sequence[ReadQueue], pages: int) -> int:
     """Returns the thread of a tier that is to read this many pages more.
 
-    A short load passes a long one on another thread. A load waits behind one where reading both at once would delay
-    that one by more than the wait costs.
+    A short load passes a long one on another thread. A load waits for another on the same thread if reading both at
+    once would delay the other by more than the wait costs.
     """
 
     def total_s(thread: int) -> float:
@@ -88,7 +88,7 @@ def blocks_to_compute(count: int, load_s: Callable[[int], float], compute_s: Cal
 def pays_in_part(load_s: float, other_s: float, *, is_alone: bool) -> bool:
     """Returns whether to compute first blocks while a load brings the last ones, where nothing else would bring any.
 
-    What a load would bring soon is not computed, and not at all beside other work (unless `is_alone`).
+    A load that is faster than computing is shared only if nothing else is computed here (`is_alone`).
     """
     if load_s < LEAST_SHARED_S:
         return False

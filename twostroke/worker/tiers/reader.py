@@ -76,7 +76,7 @@ class ReadJob(Generic[Place]):
         self._left_out: frozenset[int] = frozenset()
         self._results: deque[ReadResult[Place]] = deque()
         self.times = ReadTimes()
-        """What the thread took for the pages that it has read."""
+        """Seconds that the thread took for the pages that it has read."""
 
     def take_results(self) -> list[ReadResult[Place]]:
         with self._lock:
@@ -102,7 +102,8 @@ class ReadJob(Generic[Place]):
         return self._is_given_up
 
     def land(self, access: PageAccess, read: PageRead[Place], data: memoryview) -> None:
-        """Copies the bytes into their page, of the pool unless the job has an access, and unless it was given up."""
+        """Copies the bytes into their page, unless the job was given up or leaves the block out. The page is in the
+        pool, or where the job's access leads."""
         with self._lock:
             if self._is_given_up or self.is_left_out(read):
                 return
@@ -184,11 +185,11 @@ class ReaderThread(Generic[Place]):
         self._threads.submit(lambda access: self._run(job, access), ended)
 
     def probe(self, read: PageRead[Place], took: Future[ReadTimes]) -> None:
-        """Reads a page to nowhere; `took` gets the time, or the error."""
+        """Reads a page and discards its bytes; `took` gets the time, or the error."""
         self._threads.submit(lambda _: self._timed(lambda: self._fetcher.fetch(read), ReadTimes()), took)
 
     def close(self) -> None:
-        """Ends the thread after the jobs that it has."""
+        """Ends the thread after its queued jobs."""
         self._threads.close()
         self._access.close()
         self._fetcher.close()
@@ -224,7 +225,7 @@ class ReaderThread(Generic[Place]):
 
 
 class TierReaders(Generic[Place]):
-    """The threads that read one tier, and what a page takes. The predictions here say what they share."""
+    """The threads that read one tier, and predictions of how long their reads take."""
 
     def __init__(
         self,
@@ -255,7 +256,7 @@ class TierReaders(Generic[Place]):
         self.page_time = self.page_time.after_reads(times)
 
     def took_at_least(self, seconds: float, pages: int) -> None:
-        """Learns from a load that was given up before it had brought this many pages."""
+        """Learns from a load that was given up after `seconds`, before it had brought this many pages."""
         self.page_time = self.page_time.at_least(seconds / pages)
 
     def thread_for(self, pages: int) -> ReaderThread[Place]:
@@ -272,7 +273,7 @@ class TierReaders(Generic[Place]):
         return predicted_read_s(self.page_time, queues, thread_for(self.page_time, queues, pages), pages)
 
     def wait_s(self, thread: ReaderThread[Place]) -> float:
-        """Predicts when a thread begins with a job that comes now."""
+        """Predicts the seconds until a thread begins with a job that comes now."""
         return predicted_read_s(self.page_time, self._queues(), self.threads.index(thread), 0)
 
     def beside(self, thread: ReaderThread[Place]) -> int:
@@ -280,7 +281,7 @@ class TierReaders(Generic[Place]):
         return self.pending_pages - thread.pending_pages
 
     def close(self) -> None:
-        """Ends the threads after the jobs that they have."""
+        """Ends the threads after their queued jobs."""
         for thread in self.threads:
             thread.close()
 

@@ -32,7 +32,7 @@ from twostroke.worker.tiers.copies.turn_copies import TURN_BYTES
 log = logging.getLogger(__name__)
 
 BATCH_BYTES = 16 << 20
-"""Bytes that are copied between two looks at what is still wanted: some milliseconds."""
+"""Bytes that are copied between two checks of what is still wanted: some milliseconds."""
 LONGEST_WAIT_S = 1.0
 """Longest time that a claim waits for copies. Memory copies several GB in it; a prompt that needs them takes longer."""
 
@@ -97,7 +97,7 @@ class EvictionCopies:
             return False
         del self._jobs[session]
         if job.has_copied:
-            self._offload.end_turn()  # what was left out is not worth a place of what was copied
+            self._offload.end_turn()  # blocks that were not copied must not replace those that were
         return True
 
     def loaded_depth(self, hashes: Sequence[BlockHash]) -> int:
@@ -226,7 +226,7 @@ class EvictionCopies:
 
 
 def _copy(copies: Iterable[_PageCopy], memory: Pages, access: PageAccess) -> list[bytes | None]:
-    """Copies pages on the thread of the access; returns their digests, None for one that was given away meanwhile."""
+    """Copies pages on the thread of the access; returns their digests, None for one that was reused meanwhile."""
     digests: list[bytes | None] = []
     for copy in copies:
         known = None

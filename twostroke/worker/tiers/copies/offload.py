@@ -1,4 +1,4 @@
-"""Pages that go down: what the pool tells of its blocks, and which of them are copied to the tiers of their group.
+"""Pages that go down: handles events of the pool's blocks, and copies blocks to the tiers of their group.
 
 A page that the pool evicts goes to the highest tier that takes it: to host memory if there is a host tier, else to
 disk. A reused page goes to disk at once. Few pages are copied on the event loop, many on a thread (see
@@ -76,7 +76,7 @@ class Offload:
         return self._highest.room if self._tiers else 0
 
     def keeps(self, block_hash: BlockHash) -> bool:
-        """Returns whether a block that is evicted needs no copy; it is then the last to leave host memory."""
+        """Returns whether the highest tier has a block, so that it needs no copy; it is then evicted there last."""
         return self.is_used and self._highest.keeps(block_hash)
 
     def target(self, block_hash: BlockHash, parent: BlockHash) -> CopyTarget | None:
@@ -85,7 +85,7 @@ class Offload:
         return next((target for target in targets if target is not None), None)
 
     def end_turn(self) -> None:
-        """Copies nothing more on the event loop in this turn of it."""
+        """Copies nothing more in this turn of the event loop."""
         self._turn_copies.spend(TURN_BYTES)
 
     def copy_off_loop(
@@ -100,11 +100,11 @@ class Offload:
     # End
 
     def stop(self) -> None:
-        """Copies nothing any more of what waits for its turn."""
+        """Drops the copies that wait for their turn."""
         self._turn_copies.stop()
 
     def close(self) -> None:
-        """Ends the thread, after what it does now."""
+        """Ends the thread after its queued jobs."""
         if self._threads is not None:
             self._threads.close()
         for access in (self._access, self._access_off_loop):

@@ -13,7 +13,7 @@ from twostroke.kv_cache.memory import Pages
 TURN_BYTES = 8 << 20
 """Bytes of pages that are copied in one turn of the event loop: two to three milliseconds."""
 MOST_WAITING = 4096
-"""Pages that may wait for their copies. More come of prompts that are longer than what the disk takes at once."""
+"""Most pages that may wait for their copies: only prompts that are longer than the disk can take at once have more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class WaitingCopy:
 
 class TurnCopies:
     def __init__(self, memory: Pages, copy: Callable[[PageId, BlockHash, BlockHash], None]) -> None:
-        """`copy` copies one page at once, where it is still wanted, and says by `spend` what that took."""
+        """`copy` copies one page at once if it is still wanted, and calls `spend` with its bytes."""
         self._memory = memory
         self._copy = copy
         self._bytes = 0
@@ -46,7 +46,7 @@ class TurnCopies:
         self._bytes += turn_bytes
 
     def soon(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> bool:
-        """Copies a page now, or in one of the next turns. Return False where too many wait already."""
+        """Copies a page now, or in one of the next turns. Returns False if too many wait already."""
         if not self.are_over and not self._waiting:
             self._copy(page, block_hash, parent)
             return True
@@ -56,7 +56,7 @@ class TurnCopies:
         return True
 
     def stop(self) -> None:
-        """Copies nothing any more of what waits."""
+        """Drops the copies that wait."""
         self._waiting.clear()
 
     def _begin_turn(self) -> None:

@@ -27,11 +27,10 @@ class LoadDepth:
         self._pool = pool
 
     def of(self, hashes: Sequence[BlockHash], pays: Callable[[Tier, range, Sequence[BlockHash]], bool]) -> int:
-        """Returns after how many of these blocks a sequence can continue once tiers have brought theirs; 0 if none
-        does.
+        """Returns after how many of these blocks a sequence can continue once tiers have loaded theirs; 0 if none do.
 
-        `pays` tells whether blocks are to be loaded from a tier, of which some have to be read there. Pages of a tier
-        above that did not pay are priced as those of the tier below. O(blocks).
+        `pays` returns whether to load a range of blocks from a tier, given those that have to be read there. Pages of a
+        tier above that did not pay are priced as those of the tier below. O(blocks).
         """
         if not self._tiers[GroupKind.FULL].used:
             return 0
@@ -53,8 +52,7 @@ class LoadDepth:
         return best
 
     def _down_to(self, lowest: Tier, hashes: Sequence[BlockHash]) -> int:
-        """Returns after how many of these blocks a sequence can continue with what lies here, or lower down to a
-        tier."""
+        """Returns after how many of these blocks a sequence can continue with pages here and on tiers to `lowest`."""
         missing = (block for block, each in enumerate(hashes) if not self._has(GroupKind.FULL, lowest, each))
         depth = next(missing, len(hashes))
         for number, group in enumerate(self._pool.others, 1):
@@ -66,7 +64,7 @@ class LoadDepth:
         return [block_hash for block_hash in hashes if not self._has(GroupKind.FULL, above, block_hash)]
 
     def _has(self, group: GroupKind, lowest: Tier, block_hash: BlockHash) -> bool:
-        """Returns whether the page of a block in a group is here, or lower down to a tier."""
+        """Returns whether a group's page of a block is here, or on a tier down to `lowest`."""
         tiers = self._tiers[group]
         is_here = self._pool.groups[group].find(block_hash) is not None
         return is_here or any(tiers.place(tier, block_hash) is not None for tier in LOWER_TIERS if tier <= lowest)

@@ -17,7 +17,7 @@ from twostroke.worker.tiers.price import PROBE_PAGES, Price, blocks_to_compute, 
 from twostroke.worker.tiers.reader import PageRead
 
 PROBE_SHARE: Final = 0.1
-"""Share of the time for which probes of a slow disk may keep one of its threads: the disk has others to serve."""
+"""Fraction of the time for which probes may occupy a thread of a slow disk: it has other reads to serve."""
 
 
 class SlowDisk:
@@ -30,7 +30,7 @@ class SlowDisk:
         """Time from which on the disk may be probed; None while a probe is under way."""
 
     def refused(self, block_hash: BlockHash, pages: int, compute_s: float) -> None:
-        """Reads a page to nowhere where the disk itself is the reason that a load of this many pages was refused.
+        """Probes the disk with one page if the disk itself is why a load of this many pages was refused.
 
         `compute_s` is the predicted time of computing them.
         """
@@ -70,7 +70,7 @@ class LoadPrices:
         return self._compute_s(queued_blocks(blocks, self._block_size))
 
     def load_s(self, tier: Tier, pages: int) -> float:
-        """Predicts how long this many pages take, with those queued before them and those that are read meanwhile."""
+        """Predicts the seconds of loading this many pages, with those queued before and those read meanwhile."""
         return self._tiers.readers(tier).load_s(pages)
 
     def of(self, tier: Tier, hashes: Sequence[BlockHash], held: Sequence[int], behind: Behind | None) -> Price | None:
@@ -97,7 +97,7 @@ class LoadPrices:
         return False
 
     def first_to_load(self, tier: Tier, blocks: Sequence[int]) -> int:
-        """Returns how many of the blocks are to be computed before a load of the others has come as far."""
+        """Returns how many first blocks to compute while a load brings the others from the end."""
         return self.to_compute(blocks, lambda count: self.load_s(tier, count))
 
     def to_compute(self, blocks: Sequence[int], load_s: Callable[[int], float]) -> int:

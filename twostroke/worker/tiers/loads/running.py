@@ -1,8 +1,8 @@
 """Loads under way: read on threads, verified, then readable like computed blocks.
 
-A load is given up where what it is compared with would have been done sooner, or where nobody waits for it any more.
-Its pages have it as their writer meanwhile, so one load serves all sequences that wait. What does not come is handed on
-to the suppliers behind it, and computed where there are none.
+A load is given up if computing or pulling would have been done sooner, or if nobody waits for it any more. It is the
+writer of its pages meanwhile, so one load serves all sequences that wait. What does not come is handed on to the
+suppliers after it, and computed if there are none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from twostroke.worker.tiers.reader import DamagedPage, PageRead, ReaderThread, R
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.005
-"""Least time between two looks at whether a load is late."""
+"""Least seconds between two checks of whether a load is late."""
 
 
 @dataclass(slots=True, eq=False)
@@ -126,10 +126,10 @@ class RunningLoads:
         ended: Future[None] = Future()
         ended.add_done_callback(lambda each: loop.call_soon_threadsafe(self._ended, load, each))
         thread.start(job, ended)
-        self._look_later(load)
+        self._check_later(load)
 
     def give_up_unwanted(self) -> None:
-        """Gives up the loads of whose pages nobody holds any."""
+        """Gives up the loads none of whose missing pages is held."""
         for load in list(self._open):
             if not self._is_wanted(load):
                 self._give_up(load)
@@ -176,11 +176,11 @@ class RunningLoads:
     def _is_held(self, page: PageId) -> bool:
         return self._pool.group_of(page).is_wanted(page)
 
-    def _look_later(self, load: _Load) -> None:
+    def _check_later(self, load: _Load) -> None:
         delay_s = max(LOOK_S, load.price.other_s / 16)
-        load.timer = asyncio.get_running_loop().call_later(delay_s, self._look, load)
+        load.timer = asyncio.get_running_loop().call_later(delay_s, self._check, load)
 
-    def _look(self, load: _Load) -> None:
+    def _check(self, load: _Load) -> None:
         """Gives a load up if nobody waits for it, or if its blocks would be computed or pulled sooner."""
         if not self._is_wanted(load):
             self._give_up(load)
@@ -193,11 +193,10 @@ class RunningLoads:
             load.readers.took_at_least(_alone_s(load, elapsed_s - load.wait_s), load.arrived + 1)
             self._give_up(load)
         else:
-            self._look_later(load)
+            self._check_later(load)
 
     def _hand_over(self, load: _Load) -> None:
-        """Lets computing continue where it has reached a load that comes from the end: they share what is between
-        them."""
+        """Leaves blocks to computing if that has reached a load from the end: both share the blocks between them."""
         blocks = sorted(load.remaining)
         if not blocks or self._pool.find(load.parents[blocks[0]]) is None:
             return
@@ -256,7 +255,7 @@ def _alone_s(load: _Load, reading_s: float) -> float:
 def reads_from(
     tiers: PageTiers, tier: Tier, hashes: Sequence[BlockHash] | Mapping[int, BlockHash], pages: Mapping[int, PageId]
 ) -> list[PageRead[Any]]:
-    """Returns the reads of those of these blocks that a tier holds, each into its page."""
+    """Returns a read for each of these blocks that a tier holds, into the block's page."""
     reads: list[PageRead[Any]] = []
     for block, page in pages.items():
         place = tiers.place(tier, hashes[block])

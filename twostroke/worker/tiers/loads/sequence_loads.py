@@ -47,7 +47,7 @@ class SequenceLoads:
         return self._depth.of(hashes, self._pays_to_reach) if self._pool.others else 0
 
     def reach(self, sequence: KnownSequence) -> int:
-        """Returns after how many blocks of a waiting sequence nothing is loaded for it."""
+        """Returns how many leading blocks of a waiting sequence may be loaded for it."""
         hashes = sequence.block_hashes
         return max(sequence.pulled_blocks, self.depth(hashes)) if self._pool.others else len(hashes)
 
@@ -63,9 +63,9 @@ class SequenceLoads:
         left = reached = [block for block in missing if block < depth]
         for tier in LOWER_TIERS:
             if left and tier in self._tiers.used:
-                left = self._without_loaded(tier, sequence, left, behind)
+                left = self._load_from(tier, sequence, left, behind)
         if further and (behind.is_expected or len(left) < len(reached) or not reached):
-            further = self._without_loaded_ends(sequence, range(sequence.hit_blocks, depth), further, behind)
+            further = self._load_ends(sequence, range(sequence.hit_blocks, depth), further, behind)
         return sorted([*parts_of([*left, *missing[len(reached) :]]), *parts_of(further, GroupKind.FURTHER)])
 
     def _pays_to_reach(self, tier: Tier, blocks: range, unread: Sequence[BlockHash]) -> bool:
@@ -82,10 +82,8 @@ class SequenceLoads:
                 if page is not None and group.is_filled(page):
                     tiers.offload.reused(page, hashes[block], sequence.parent_of(block))
 
-    def _without_loaded_ends(
-        self, sequence: KnownSequence, spared: range, blocks: list[int], behind: Behind
-    ) -> list[int]:
-        """Loads what the further group needs at the end of what comes, unless it is sent sooner; returns the others.
+    def _load_ends(self, sequence: KnownSequence, spared: range, blocks: list[int], behind: Behind) -> list[int]:
+        """Loads what the further group needs at the end of a pull or load, if not sent sooner; returns the others.
 
         With it, the blocks that are `spared` need not be computed.
         """
@@ -100,7 +98,7 @@ class SequenceLoads:
                 blocks = [block for block in blocks if block not in loaded]
         return blocks
 
-    def _without_loaded(self, tier: Tier, sequence: KnownSequence, missing: list[int], behind: Behind) -> list[int]:
+    def _load_from(self, tier: Tier, sequence: KnownSequence, missing: list[int], behind: Behind) -> list[int]:
         """Loads what this tier holds of the missing blocks if that pays; returns the others."""
         hashes = sequence.block_hashes
         held = [block for block in missing if self._tiers.place(tier, hashes[block]) is not None]
@@ -110,7 +108,7 @@ class SequenceLoads:
         if (
             not behind.is_expected
             and held[0] == missing[0]
-            and (begun := self._from_end(tier, sequence, held, missing))
+            and (begun := self._load_from_end(tier, sequence, held, missing))
         ):
             return [block for block in missing if block not in begun]
         chosen: list[int] = []
@@ -125,7 +123,9 @@ class SequenceLoads:
         loading = set(chosen)
         return [block for block in missing if block not in loading]
 
-    def _from_end(self, tier: Tier, sequence: KnownSequence, held: list[int], missing: list[int]) -> frozenset[int]:
+    def _load_from_end(
+        self, tier: Tier, sequence: KnownSequence, held: list[int], missing: list[int]
+    ) -> frozenset[int]:
         """Loads the last ones of these blocks, the last one first, where the others are computed meanwhile.
 
         Returns those that are loaded: none where loading or computing all of them is nearly as good.

@@ -61,7 +61,7 @@ class SharedLoads:
         return claimed
 
     def give_up_unwanted(self) -> None:
-        """Gives up the loads of whose pages nobody holds any."""
+        """Gives up the loads none of whose missing pages is held."""
         self._loads.give_up_unwanted()
 
     def _share_from(
