@@ -154,7 +154,7 @@ class PoolSize:
         return min([fit, *(int(group.pages / min(mean, group.request_pages)) for group in self.further)])
 
     def check(self, max_model_len: int) -> None:
-        """Refuses a `--max-model-len` of which no request fits into the pool. Raises ConfigError."""
+        """Refuses a `--max-model-len` if a request of that length does not fit into the pool. Raises ConfigError."""
         if max_model_len > self.tokens:
             raise ConfigError(
                 f"--max-model-len {max_model_len} does not fit: {self._holds()}; "

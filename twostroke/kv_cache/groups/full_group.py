@@ -1,6 +1,7 @@
 """The group of the layers that attend to all tokens: its pages are those of whole chains of blocks.
 
-The least recently used leaf of the chains is evicted first, so that a block goes only after those that follow it.
+The least recently used leaf of the chains is evicted first, so that a block is evicted only after those that follow
+it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The disk store knows which block lies where on disk, and which segment goes when space is needed.
+"""The disk store knows which block lies where on disk, and which segment is reclaimed when space is needed.
 
 It does no I/O: a caller reserves a place, writes there on a thread of its own, and commits what it has written, or
 abandons the place. A segment stays as long as a place in it is reserved. Records are only ever appended, so space comes
-back segment by segment: the one with the least valuable live records goes first. A record's worth is hits per time
+back segment by segment: the one with the least valuable live records first. A record's worth is hits per time
 since it came (Blankstein et al., "Hyperbolic caching", USENIX ATC 2017).
 
 One owner, one thread: the worker's event loop.

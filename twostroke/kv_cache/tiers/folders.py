@@ -7,7 +7,7 @@
 The lock is the kernel's (flock): it ends with the process, however the process ends. The modification time of its file
 is when the owner was last seen. Only folders unseen for some time are taken, so a worker that restarts keeps its own.
 
-DIR may hold anything else besides. Only folders and files with the names above are looked at, and nothing else is ever
+DIR may hold anything else besides. Only folders and files with the names above are read, and nothing else is ever
 removed.
 """
 

@@ -1,4 +1,4 @@
-"""The host store keeps pages in host memory. The least recently used one that is not being read or written goes first.
+"""The host store keeps pages in host memory. It evicts the least recently used one that is not being read or written.
 
 One owner, one thread: the worker's event loop. It assigns the pages; the caller copies the bytes.
 """

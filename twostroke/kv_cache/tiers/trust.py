@@ -1,4 +1,6 @@
-"""This module decides which folders of pages are read. A digest detects damage, but attackers can compute one, too.
+"""This module decides which folders of pages are read.
+
+A digest detects damage, but an attacker can compute a valid one.
 
 A user who can write to a folder of pages can change answers. So a folder, the folder of its model, its lock and its
 segments must belong to the user of this process or to root. No other user may write there. The root with the folders of
