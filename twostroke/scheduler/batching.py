@@ -73,7 +73,7 @@ class StepBuilder(Protocol):
 
 
 class _Places(NamedTuple):
-    """The fields of a Batch that say where its tokens stand, and where their keys and values go."""
+    """The fields of a Batch for the positions of its tokens, and for the places of their keys and values."""
 
     positions: Ints
     query_starts: Ints

@@ -41,7 +41,7 @@ class WaitingQueue:
         return iter(self._sequences)
 
     def append(self, sequence: Sequence) -> None:
-        """Appends a sequence; one that has emitted tokens goes before all that have not: its client is reading."""
+        """Appends a sequence. One that has emitted tokens is put before all that have not: its client is reading."""
         begun = itertools.takewhile(lambda other: other.answer_tokens, self._sequences)
         self._sequences.insert(sum(1 for _ in begun) if sequence.answer_tokens else len(self), sequence)
         self._count(sequence, 1)
