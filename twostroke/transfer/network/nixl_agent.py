@@ -1,4 +1,4 @@
-"""One NIXL agent over one pool, behind the few calls that are used here.
+"""One NIXL agent over one pool, reduced to the few calls that are used here.
 
 NIXL's own Python wrapper lets every agent's progress thread spin on a core, so this goes to its bindings; hence
 pyproject.toml fixes its version. All calls may come from any thread.
