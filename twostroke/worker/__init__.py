@@ -11,7 +11,7 @@ metrics            the worker's metrics
 branches           the port of branches: what a feature may give a worker
 answers            the port of features that single answers may have
 role_host          a worker and its role, as they see each other
-pull_ends          pages as they are served, and where they arrive
+pull_ends          the pages that a worker serves, and where pulled pages arrive
 services/          calls of others to a worker     pulls/    pages that it pulls
 supply/            suppliers of missing blocks     measured/ costs of steps, rates of links, limits
 steps/             engine steps

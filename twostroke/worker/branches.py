@@ -170,7 +170,7 @@ class Branch:
     # What single sequences get
 
     def suppliers_of(self, sequence: Sequence) -> ListOf[Supplier]:
-        """Returns suppliers on this worker, which are asked before other workers."""
+        """Returns suppliers on this worker, which are tried before other workers."""
         return ()
 
     def constraints_of(self, weights: WeightsRef) -> tuple[Constraint, ...]:

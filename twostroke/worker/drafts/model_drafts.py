@@ -256,9 +256,8 @@ class ModelDrafts:
         left = min(stream.params.max_tokens - sequence.answer_tokens, EXPECTED_TOKENS)
         own = step if step.streams else StepTerms(1, known)
         lacking, costs = self._lacking(sequence), (self._draft_rates.cost, self._rates.cost)
-        candidate = self._candidate(stream)._replace(
-            most=MOST_DRAFTED
-        )  # in later steps; now it may be at the end of a block
+        # The lengths of later steps count: now the stream may be at the end of a block.
+        candidate = self._candidate(stream)._replace(most=MOST_DRAFTED)
         if pays_catching_up(candidate, lacking, left, *costs, own):
             return True
         self._states.setdefault(sequence, _DraftState()).refused_tokens = known

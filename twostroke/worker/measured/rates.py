@@ -23,11 +23,11 @@ UNKNOWN = (10.0, 10.0, 10.0, 1.0, 10.0, 3.0)
 its tokens."""
 OF_STREAMS, OF_PROMPTS = range(3), range(3, 6)
 NOISE = 0.15
-"""Share of a step's time that says nothing about the next one."""
+"""Standard deviation of a step's time around its cost, as a fraction of that time."""
 DRIFT = 0.04
-"""Share by which all costs of a step may change together until the next step. So the last few dozen steps count."""
+"""Fraction by which all costs of a step may change together until the next step. So the last few dozen steps count."""
 APART = 0.01
-"""Share by which each cost alone may change until the next step."""
+"""Fraction by which each cost may change by itself until the next step."""
 LEAST = 0.05
 """Share of a step's length below which a cost drifts as if it were that large."""
 OUTLIER = 3.0

@@ -129,7 +129,7 @@ class PinKeeper:
         log.info("pinned pin=%s owner=%s blocks=%d hint=%s", pin.pin_id, pin.owner, len(pin.block_hashes), pin.is_hint)
 
     def hint(self, attempt: Attempt) -> None:
-        """Keeps first blocks of a request for a while, as it asks; a refusal is counted, and changes nothing."""
+        """Pins first blocks of a request for a while, as its hints ask; a refusal is counted and changes nothing."""
         for hint in attempt.request.hints:
             if hint.blocks and attempt.block_hashes:
                 self._keep(attempt, hint)

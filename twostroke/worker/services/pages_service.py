@@ -122,8 +122,8 @@ class PagesService(worker_pb2_grpc.PagesServicer):
             form = str(served.form) if request.kv_form else ""
             accepted = worker_pb2.PullAccepted(epoch=str(self._validator.epoch), endpoints=endpoints, kv_form=form)
             yield worker_pb2.PullResponse(accepted=accepted)
-            async with contextlib.aclosing(with_heartbeats(self._announce(job, served), self._heartbeat_s)) as said:
-                async for ready in said:
+            async with contextlib.aclosing(with_heartbeats(self._announce(job, served), self._heartbeat_s)) as messages:
+                async for ready in messages:
                     yield _ALIVE if ready is None else worker_pb2.PullResponse(ready=ready)
         finally:
             reach(Point.PAGES_RELEASING)
@@ -189,7 +189,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         return parts if len(groups) == 1 else sorted(parts)
 
     async def _announce(self, job: PageJob, served: ServedPages) -> AsyncGenerator[worker_pb2.PagesReady, None]:
-        told: set[int] = set()
+        announced: set[int] = set()
         """Blocks of which a part was announced."""
         gathering = Gathering()
         while not job.parts.is_empty:
@@ -201,10 +201,10 @@ class PagesService(worker_pb2_grpc.PagesServicer):
                 gathering.sent()
                 is_last = job.parts.is_empty
                 message = await self._message(ready, served)
-                new = {part.block for part in ready} - told
-                told |= new
+                new = {part.block for part in ready} - announced
+                announced |= new
                 message.computed = job.computed_of(new)
-                message.also_computed = job.computed_besides(told) if is_last else 0
+                message.also_computed = job.computed_besides(announced) if is_last else 0
                 yield message
             if failure is not None:
                 raise failure
@@ -234,10 +234,10 @@ async def with_heartbeats(
                 yield None
                 continue
             try:
-                told = following.result()
+                message = following.result()
             except StopAsyncIteration:
                 return
-            yield told
+            yield message
             following = asyncio.ensure_future(anext(messages))
     finally:
         following.cancel()

@@ -43,7 +43,7 @@ class ReadyParts:
         """Number of parts that are worth taking at once."""
         self._has_enough = asyncio.Event()
         """Set when this many parts may have come, or all that are left."""
-        self.tell: Callable[[], None] | None = None
+        self.on_change: Callable[[], None] | None = None
         """Called when there is something to check; for an owner without a task that waits."""
 
     @property
@@ -58,11 +58,11 @@ class ReadyParts:
             page = self._awaited.pop(part, None)
             if page is not None:
                 self._pool.stop_waiting(page, self)
-        self._tell()
+        self._notify()
 
     def pages_changed(self, parts: Sequence[Part]) -> None:
         self._changed.update(dict.fromkeys(parts))
-        self._tell()
+        self._notify()
 
     async def wait(self) -> None:
         """Waits until there is something to check."""
@@ -71,7 +71,7 @@ class ReadyParts:
     async def gather(self, seconds: float, enough: int) -> None:
         """Waits for `seconds`, or until `enough` parts, or all that are left, may have come."""
         self._enough = enough
-        self._see_whether_enough()
+        self._check_enough()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._has_enough.wait()
@@ -114,13 +114,13 @@ class ReadyParts:
                 pages[part] = page
         return pages, None
 
-    def _tell(self) -> None:
-        if self.tell is not None and not self._has_changed.is_set():
-            self.tell()
+    def _notify(self) -> None:
+        if self.on_change is not None and not self._has_changed.is_set():
+            self.on_change()
         self._has_changed.set()
-        self._see_whether_enough()
+        self._check_enough()
 
-    def _see_whether_enough(self) -> None:
+    def _check_enough(self) -> None:
         if len(self._changed) >= min(len(self._pending), self._enough):
             self._has_enough.set()
 

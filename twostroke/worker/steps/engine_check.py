@@ -45,19 +45,19 @@ class EngineCheck:
         """Returns if the engine still works after a step raised `error`; raises EngineLost if not."""
         if isinstance(error, EngineLost):
             raise error
-        told = f"a step failed with {type(error).__name__}: {error}"
+        cause = f"a step failed with {type(error).__name__}: {error}"
         now_s = self._now_s()
         is_frequent = len(self._failed_at_s) == MOST_FAILED_STEPS and now_s - self._failed_at_s[0] < FAILED_WITHIN_S
         self._failed_at_s.append(now_s)
         if is_frequent:
-            raise EngineLost(f"more than {MOST_FAILED_STEPS} steps failed within {FAILED_WITHIN_S:g} s; {told}")
+            raise EngineLost(f"more than {MOST_FAILED_STEPS} steps failed within {FAILED_WITHIN_S:g} s; {cause}")
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 tokens = await self._run()
         except Exception as failure:
-            raise EngineLost(f"the engine fails a probe with {type(failure).__name__}: {failure}; {told}") from error
+            raise EngineLost(f"the engine fails a probe with {type(failure).__name__}: {failure}; {cause}") from error
         if tokens != self._expected:
-            raise EngineLost(f"the engine computes {tokens} in a probe, {self._expected} before; {told}") from error
+            raise EngineLost(f"the engine computes {tokens} in a probe, {self._expected} before; {cause}") from error
 
     def computed(self, tokens: int) -> None:
         """Notes that a step succeeded."""

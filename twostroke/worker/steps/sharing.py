@@ -64,8 +64,8 @@ class TimeSharing:
         if self._neighbours is not None:
             self._neighbours.lend()
 
-    def tell(self, step: Step | None) -> None:
-        """Tells the neighbours which prompts wait here, now that this step has been planned."""
+    def report_waiting(self, step: Step | None) -> None:
+        """Reports to the neighbours which prompts wait here, after this step was planned."""
         if self._neighbours is not None:
             computes_prompts = step is not None and step.batch.has_prompts
             self._neighbours.tell_prompts(self._prompts_here if computes_prompts else WaitingPrompts())

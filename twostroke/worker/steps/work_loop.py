@@ -244,7 +244,7 @@ class WorkLoop:
         step = self._scheduler.plan(budget)
         queued = self._scheduler.load.queued()
         self._metrics.planned(queued.all_tokens, budget.drain_s(queued, self._scheduler.step_tokens))
-        self._sharing.tell(step)
+        self._sharing.report_waiting(step)
         for sequence in self._scheduler.take_preempted():
             self._metrics.preemptions.inc()
             log.info("preempted request=%s known=%d", sequence.request_id, len(sequence.known))

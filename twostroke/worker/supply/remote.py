@@ -52,7 +52,7 @@ class SequenceBranches(Protocol):
     """What the branches of a worker contribute to a single sequence."""
 
     def suppliers_of(self, sequence: KnownSequence) -> Sequence[Supplier]:
-        """Returns the suppliers of this worker itself, which are asked before other workers."""
+        """Returns the suppliers on this worker, which are tried before other workers."""
 
     def constraints_of(self, weights: WeightsRef | None) -> tuple[Constraint, ...]:
         """Returns the constraints of a sequence with these weights, if any. Raises UnsupportedFeature."""

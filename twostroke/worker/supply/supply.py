@@ -79,7 +79,7 @@ class Behind(Protocol):
 
     @property
     def is_expected(self) -> bool:
-        """Whether the next one has said when it will bring its pages."""
+        """Whether it is known when the next one will bring its pages."""
 
     def arrival_s(self, blocks: Sequence[int]) -> float:
         """Returns in how many seconds the next one will have brought these blocks, in ascending order.
@@ -91,7 +91,7 @@ class Behind(Protocol):
         """Divides blocks by how the next one has them: those that it holds, and those that it will compute."""
 
     def take_over(self, parts: Sequence[Part]) -> None:
-        """Hands on parts that the supplier does not bring after all, as far as nobody else writes them by now."""
+        """Hands on parts that the supplier does not bring after all, unless others write them by now."""
 
     def pulling(self, pull: asyncio.Future[PullReport]) -> None:
         """Notes that a pull has begun, which the sequence waits for."""

@@ -1,4 +1,4 @@
-"""Adoption: the pages of a worker that died and did not come back are taken in by another one that can use them."""
+"""Adoption: the pages of a worker that died and did not come back are taken in by another worker that can use them."""
 
 from __future__ import annotations
 

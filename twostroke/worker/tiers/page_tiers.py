@@ -81,7 +81,7 @@ class PageTiers:
             for tier in sorted(self._wanted)
         }
 
-    # What loads ask
+    # Queries by loads
 
     @property
     def used(self) -> frozenset[Tier]:
@@ -113,7 +113,7 @@ class PageTiers:
         """Keeps these places of pages from being given away, until the returned function is called."""
         return self._opened[tier].hold(places)
 
-    # What loads tell
+    # Reports by loads
 
     def hit(self, tier: Tier, block_hash: BlockHash) -> None:
         """Notes that a page that was loaded was used."""

@@ -84,10 +84,10 @@ def test_it_does_not_pause_with_a_prompt_of_its_own_and_tells_the_others_of_it()
     assert sharing.pause_s(0.0) == 0
     step = bench.scheduler.plan()
     assert step is not None
-    sharing.tell(step)
+    sharing.report_waiting(step)
     bench.scheduler.update(step, bench.runner.run(step))
     assert StepTerms.of(step.batch).prompt_tokens
-    sharing.tell(bench.scheduler.plan())
+    sharing.report_waiting(bench.scheduler.plan())
     one, none = neighbours.told
     assert (one.count, none) == (1, WaitingPrompts())
     assert one.waiting_s > 0
@@ -113,7 +113,7 @@ def test_a_prompt_that_would_be_late_has_a_longer_step_here_and_the_neighbours_a
     bench.admit()
     longest_s = PLANNED_FRACTION * 0.2
     assert sharing.budget.step_s(8, 0) == pytest.approx(longest_s if late else 0.02)
-    sharing.tell(bench.scheduler.plan())
+    sharing.report_waiting(bench.scheduler.plan())
     told = neighbours.told[-1]
     assert (len(neighbours.told), told.count, told.has_late) == (1, 1, late)
 

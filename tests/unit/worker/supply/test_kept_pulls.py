@@ -278,7 +278,7 @@ def test_two_pulls_of_the_same_blocks_are_both_told_and_one_that_hung_up_is_not(
     for number, job in enumerate(jobs):
         job.change()
         job.take()
-        job.tell = functools.partial(told.append, number)
+        job.on_change = functools.partial(told.append, number)
     jobs[1].close()
     pool.fill(page)
     assert told == [0, 2]

@@ -258,7 +258,7 @@ class SimulatedPull:
             self._end(error)
             return
         source.served[self] = None
-        self._job.parts.tell = lambda: source.changed.append(self)
+        self._job.parts.on_change = lambda: source.changed.append(self)
         self.announce()
 
     def _copy(self) -> None:

@@ -109,7 +109,7 @@ class EvictionCopies:
             await self._progress.ticket().wait()
 
     def stop(self) -> None:
-        """Makes no more copies, and lets nobody wait."""
+        """Makes no more copies, and lets all waiting claims go ahead."""
         self._is_stopped = True
         for job in list(self._waiting):
             self._finish(job)
@@ -161,7 +161,7 @@ class EvictionCopies:
             copies = self._next_batch(job)
             if copies:
                 copied = Future[list[bytes | None]]()
-                copied.add_done_callback(partial(self._tell, asyncio.get_running_loop(), job, copies))
+                copied.add_done_callback(partial(self._copied, asyncio.get_running_loop(), job, copies))
                 self._offload.copy_off_loop(partial(_copy, copies, self._memory), copied)
                 return
             waiting.popleft()
@@ -181,14 +181,14 @@ class EvictionCopies:
             copies.append(_PageCopy(block.hash, page, self._memory.generation(page), target))
         return copies
 
-    def _tell(
+    def _copied(
         self,
         loop: asyncio.AbstractEventLoop,
         job: _CopyJob,
         copies: Sequence[_PageCopy],
         copied: Future[list[bytes | None]],
     ) -> None:
-        """Called on the copying thread."""
+        """Has the copies taken on the event loop. It is called on the copying thread."""
         loop.call_soon_threadsafe(self._take, job, copies, copied)
 
     def _take(self, job: _CopyJob, copies: Sequence[_PageCopy], copied: Future[list[bytes | None]]) -> None:

@@ -40,7 +40,7 @@ class Offload:
         self._changes = changes
         self._turn_copies = TurnCopies(memory, self._write_reused)
 
-    # What the pool tells
+    # Events of the pool
 
     def saw(self, block_hash: BlockHash) -> None:
         """Notes that a block was filled: computed, pulled or loaded."""
@@ -64,7 +64,7 @@ class Offload:
         elif (target := self.target(block_hash, parent)) is not None:
             self._copy_now(page, target)
 
-    # What copies of many pages ask
+    # For eviction copies
 
     @property
     def is_used(self) -> bool:

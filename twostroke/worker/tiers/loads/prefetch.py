@@ -3,7 +3,7 @@
 With a host tier they go to host memory, where a load takes a fraction of the time. Without one, those of the first
 waiting sequence go to pages that are free without an eviction. The disk's threads prefetch only while no load waits
 for them. What a waiting sequence has in host memory is held, so that evictions for others do not take it. All of that
-ends when the sequence is admitted or goes.
+ends when the sequence is admitted or has ended.
 
 Waiting sequences are served in the order of the queue: blocks are read for the first one that has some to read.
 Sequences get their holds when they come among those that admission looks at, while there is room. A sequence costs a
@@ -35,7 +35,7 @@ from twostroke.worker.tiers.reader import PageRead, ReaderThread, ReadJob
 READ_PAGES = 4
 """Pages that are read together: a load that comes meanwhile reads beside at most this many."""
 HELD_SHARE = 0.75
-"""Waiting sequences hold at most this share of the host tier's pages: evictions need the others."""
+"""Fraction of the host tier's pages that waiting sequences may hold: evictions need the others."""
 
 
 @dataclass(slots=True, eq=False)

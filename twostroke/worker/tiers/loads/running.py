@@ -135,7 +135,7 @@ class RunningLoads:
                 self._give_up(load)
 
     def stop(self) -> None:
-        """Gives up all loads; nobody brings their pages instead."""
+        """Gives up all loads, without handing their pages on to other suppliers."""
         for load in list(self._open):
             load.behind = None
             self._give_up(load)
@@ -151,8 +151,8 @@ class RunningLoads:
             if page is None:
                 continue  # given up before
             if error is not None:
-                told = load.tiers.damaged_read if isinstance(error, DamagedPage) else load.tiers.missing_read
-                told(load.tier, read)
+                report = load.tiers.damaged_read if isinstance(error, DamagedPage) else load.tiers.missing_read
+                report(load.tier, read)
                 self._pool.group_of(page).clear_writer(page)
                 lost.append(read.block)
                 continue
