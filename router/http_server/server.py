@@ -23,7 +23,7 @@ from twostroke.security.tls import Certificates
 KEEP_ALIVE_S = 75
 """Seconds for which an idle connection is kept, longer than load balancers keep theirs: the side that opened a
 connection should be the one to close it."""
-LINGER_S = 20.0
+LEAVE_IDLE_S = 20.0
 """Seconds for idle connections when a router stops. Clients drop them earlier (httpx after 5 s, aiohttp after 15 s), so
 none is closed while a request is on its way over it."""
 HANDSHAKE_S = 2.0

@@ -221,8 +221,8 @@ class RunningSequences:
         """Returns the entries that the work of other sequences may affect."""
         return [entry for entry in self._entries.values() if entry.need is not StepNeed.STREAM]
 
-    def _look(self) -> None:
-        """Looks at what was touched; at all prompts where pages do not tell of everything and the pool has changed."""
+    def _refresh_touched(self) -> None:
+        """Refreshes what was touched; all prompts where pages do not tell of everything and the pool has changed."""
         if not self._progress.pages_tell_all:
             changes = sum(group.changes for group in self._pool.groups)
             if changes != self._seen_changes:
