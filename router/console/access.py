@@ -14,13 +14,13 @@ from router.json_body import parse_json
 from twostroke.base.errors import Forbidden, InvalidApiKey, InvalidRequest, UnsupportedMediaType
 
 MOST_BODY_BYTES = 1 << 20
-"""Bytes of a body: a prompt whose blocks are looked for is the longest."""
+"""Most bytes of a body. The longest have a prompt whose blocks are searched."""
 
 
 def check_caller(request: Request) -> AuthContext:
     """Returns what the caller may do.
 
-    Raises InvalidApiKey where the caller is not an operator, and Forbidden for a call from another's web page.
+    Raises InvalidApiKey if the caller is not an operator, and Forbidden for a call from another web page.
     """
     auth: AuthContext = request.state.auth
     if not auth.is_operator:
@@ -34,10 +34,10 @@ def check_caller(request: Request) -> AuthContext:
 
 
 def _is_from_our_page(request: Request) -> bool:
-    """Returns whether the console's page sent it, or no browser at all.
+    """Returns whether a request comes from the console's page, or from no browser.
 
-    Browsers say themselves whether page and server are of one origin. Where they do not (plain HTTP to another host),
-    the origin's host must be the one that was asked.
+    Browsers send whether page and server have the same origin (Sec-Fetch-Site), but not over plain HTTP to another
+    host. Then the host of the origin must be the one in the Host header.
     """
     site = request.headers.get("sec-fetch-site")
     if site is not None:
@@ -51,7 +51,10 @@ def _is_from_our_page(request: Request) -> bool:
 
 
 async def read_fields(request: Request, fields: dict[str, type]) -> dict[str, Any]:
-    """Returns the body's fields. Raises InvalidRequest for one that is unknown, missing or of another type."""
+    """Returns the body's fields, each that is missing with the empty value of its type.
+
+    Raises InvalidRequest for a field that is unknown or of another type.
+    """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise UnsupportedMediaType(f"Content-Type must be application/json, got {media_type[:100]!r}")

@@ -45,7 +45,7 @@ ROLE_FIELDS: dict[str, type] = {"worker": str, "role": str}
 API = "/console/api"
 JSON = "application/json"
 Call = Callable[[Request], Awaitable[dict[str, Any] | bytes]]
-"""Returns what is said, or JSON that was made for several viewers."""
+"""Handles a request. Returns the values of the reply, or its JSON if several viewers share it."""
 
 
 class Console(RouterBranch):
@@ -65,7 +65,7 @@ class ConsoleApi:
         self._pins = pins
         self._router_id = router_id
         view = FleetView(handler, router_id)
-        self._fleet = Shared(view.look)
+        self._fleet = Shared(view.take_snapshot)
         self._latest = Shared(lambda: self._listed(request_list.latest_of(recorder.latest(request_list.MOST_LISTED))))
         self._slowest = Shared(lambda: self._listed(request_list.slowest_of(recorder.slowest())))
 
@@ -90,7 +90,7 @@ class ConsoleApi:
         ]
 
     async def _about(self, _: Request) -> dict[str, Any]:
-        """Returns what does not change from second to second."""
+        """Returns facts about the router and the model that seldom change."""
         dispatcher = self._handler.dispatcher
         about = {
             "router": self._router_id,
@@ -124,7 +124,7 @@ class ConsoleApi:
         return rendered({"router": self._router_id, "at_s": time.time(), "requests": lines})
 
     async def _request(self, request: Request) -> dict[str, Any]:
-        """Returns the waterfall of one request and what it says, as this router and the workers remember it."""
+        """Returns the waterfall of one request and its explanation, from the spans that router and workers keep."""
         name = request.query_params.get("id", "")[:400]
         known = await self._handler.dispatcher.operations.trace(name)
         if not known.stream or not known.spans:
@@ -164,11 +164,11 @@ class FleetActions:
         self._supervisor = supervisor
 
     async def drain(self, fields: dict[str, Any]) -> str:
-        """Returns what happened in words, once the worker has left or serves again.
+        """Drains a worker. Returns what happened in words, once the worker has left or serves again.
 
-        Raises what the supervisor raises.
+        Raises the supervisor's errors.
         """
-        worker, deadline_s = _named(fields), fields["deadline_s"]
+        worker, deadline_s = _worker_in(fields), fields["deadline_s"]
         if not (math.isfinite(deadline_s) and 0 <= deadline_s <= LONGEST_DRAIN_S):
             raise InvalidRequest(f"deadline_s must be from 0 to {LONGEST_DRAIN_S:.0f} seconds", field="deadline_s")
         request = fleet_pb2.DrainWorkerRequest(
@@ -179,7 +179,7 @@ class FleetActions:
         return f"{worker} {'serves again' if fields['restart'] else 'has left'}{cut}"
 
     async def assign_role(self, fields: dict[str, Any]) -> str:
-        worker, role = _named(fields), fields["role"]
+        worker, role = _worker_in(fields), fields["role"]
         await self._supervisor.ask(
             FleetStub, "AssignRole", fleet_pb2.AssignRoleRequest(worker_id=worker, role=role), ANSWER_S
         )
@@ -187,7 +187,7 @@ class FleetActions:
         return f"{worker} serves as a {role} worker; {fixed}"
 
 
-def _named(fields: dict[str, Any]) -> str:
+def _worker_in(fields: dict[str, Any]) -> str:
     if not fields["worker"]:
         raise InvalidRequest("a worker must be named", field="worker")
     return str(fields["worker"])
@@ -219,7 +219,7 @@ def _why_not(name: str, *, is_forgotten: bool) -> str:
 
 
 def _answering(call: Call) -> Callable[[Request], Awaitable[Response]]:
-    """Asks for an operator's key first, and turns errors into OpenAI's error bodies."""
+    """Returns the handler of a call. It checks the operator's key first, and turns errors into OpenAI's bodies."""
 
     async def answer(request: Request) -> Response:
         try:

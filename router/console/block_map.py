@@ -17,9 +17,9 @@ from twostroke.kv_cache.block import extend_hashes, owner_salt
 from twostroke.kv_cache.tier import Tier
 
 MOST_SHOWN_BLOCKS = 512
-"""Blocks whose text is shown. The others are only counted."""
+"""Most blocks whose text is shown. The others are only counted."""
 MOST_HOLDERS = 64
-"""Workers that are listed at most, those with the longest prefix first."""
+"""Most workers that are listed, those with the longest prefix first."""
 SHOWN_HASH_DIGITS = 16
 
 FIELDS: dict[str, type] = {
@@ -33,7 +33,7 @@ FIELDS: dict[str, type] = {
 
 
 async def blocks_of(handler: RequestHandler, fields: dict[str, Any], auth: AuthContext) -> dict[str, Any]:
-    """Returns the blocks of the prompt in `fields`, and their holders. Raises what a request like it would raise."""
+    """Returns the blocks of the prompt in `fields`, and the workers that hold them. Raises ServeError."""
     if bool(fields["prompt"]) == bool(fields["messages"]):
         raise InvalidRequest("name either a prompt or messages", field="prompt")
     check_request_id(fields["tenant"], "tenant")
@@ -75,7 +75,7 @@ async def _hashed(tokens: Sequence[int], block_size: int, salt: bytes, public_bl
 
 
 def _holders(held: dict[WorkerId, tuple[int, ...]]) -> list[dict[str, Any]]:
-    """Returns for each worker how many of the first blocks it holds down to each tier, nearest first."""
+    """Returns, for each worker, how many leading blocks it holds in each tier and nearer ones, nearest first."""
     deepest = sorted(held.items(), key=lambda item: item[1][-1], reverse=True)[:MOST_HOLDERS]
     tiers = [tier.name.lower() for tier in Tier]
     return [{"worker": worker, "down_to": dict(zip(tiers, depths, strict=False))} for worker, depths in deepest]

@@ -1,4 +1,4 @@
-"""Says in words where the time of one request went, and why it ran where it did. Pure."""
+"""Explains in words where the time of one request went, and why its workers were chosen. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from twostroke.rpc.traces import attributes_of
 from twostroke.rpc.v1 import control_pb2
 
 FIRST_TOKEN, CANDIDATE = "first token", "candidate"
-"""Events of spans that are looked for."""
+"""Names of the events of spans that are read here."""
 NOTABLE_SHARE = 0.02
-"""Share of the whole time below which a part is left out."""
+"""Share of the whole time up to which a part is left out."""
 LATE_SHARE, LATE_S = 1.5, 0.05
-"""A first token counts as late where it took this much longer than predicted, by both measures."""
+"""A first token is late if it took more than `LATE_SHARE` times its prediction, and more than `LATE_S` longer."""
 
 TERMS: Mapping[str, str] = {
     "wait_s": "wait until it can begin",
@@ -47,7 +47,7 @@ class ReceivedSpan:
 
 
 def spans_of(messages: Sequence[control_pb2.TraceSpan]) -> list[ReceivedSpan]:
-    """Returns them in the order in which they began."""
+    """Returns the spans of messages, in the order in which they began."""
     spans = [
         ReceivedSpan(
             each.name,
@@ -66,10 +66,9 @@ def spans_of(messages: Sequence[control_pb2.TraceSpan]) -> list[ReceivedSpan]:
 
 
 def parts_of(spans: Sequence[ReceivedSpan]) -> list[dict[str, Any]]:
-    """Returns what the request waited for, one part after the other, with seconds and a sentence; the longest first.
+    """Returns the parts of the request's time, each with its seconds and a sentence, the longest first.
 
-    Parts do not overlap. The worker's spans divide the time until the first token. The rest of that time is listed as
-    not measured.
+    Parts do not overlap. Spans divide the time until the first token. What they do not cover is the part `rest`.
     """
     whole_s = _whole_s(spans)
     parts = [
@@ -81,12 +80,14 @@ def parts_of(spans: Sequence[ReceivedSpan]) -> list[dict[str, Any]]:
 
 
 def remarks_on(spans: Sequence[ReceivedSpan]) -> list[str]:
-    """Returns what went otherwise than usual."""
+    """Returns sentences about what was unusual, such as a lost worker, a preemption or a late first token."""
     return list(_remarks(spans))
 
 
 def choice_of(spans: Sequence[ReceivedSpan]) -> dict[str, Any] | None:
-    """Returns why the router chose: the price of what it took, term by term, and of the next best candidates."""
+    """Returns why the router chose the latest placement: the terms of its price, and of those of the next best
+    candidates. None: no placement was traced.
+    """
     routes = [span for span in spans if span.name == "route" and "decode" in span.facts]
     if not routes:
         return None

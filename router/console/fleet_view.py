@@ -1,4 +1,4 @@
-"""The fleet as the page shows it: sums over all workers, rates since the look before, and those workers that matter."""
+"""The fleet as the page shows it: sums over all workers, rates since the last snapshot, and the busiest workers."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from twostroke.rpc.events import tier_from_message
 from twostroke.rpc.v1.control_pb2 import Load
 
 MOST_WORKERS = 64
-"""Workers that one answer lists: the page draws each of them every second. Others are found by their names."""
+"""Most workers that one reply lists: the page draws each of them every second. Others can be searched by name."""
 MOST_LISTS = 16
-"""Answers that one look keeps for other viewers."""
+"""Most replies that one snapshot keeps for other viewers."""
 LONGEST_RATE_S = 10.0
-"""Age of the look before, at most, that a rate is computed against."""
+"""Most seconds between two snapshots from which rates are computed."""
 PAGE_STATES = ("free", "cached", "pinned", "arriving", "active", "quarantined")
 
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """What only grows, at one moment."""
+    """The counters that only grow, at one moment."""
 
     at_s: float
     sent_tokens: int
     queried_tokens: int
     hit_tokens: int
     busy_s: Mapping[str, float]
-    """Seconds that each worker has spent on prompts."""
+    """Seconds that each worker has spent on prompts, by worker id."""
 
 
 class FleetView:
@@ -42,8 +42,8 @@ class FleetView:
         self._router_id = router_id
         self._before: _Counts | None = None
 
-    def look(self) -> FleetLook:
-        """Sums up the workers now."""
+    def take_snapshot(self) -> FleetViewSnapshot:
+        """Takes a snapshot of the workers. Its rates are those since the last one."""
         workers = self._handler.dispatcher.operations.workers()
         now = _Counts(
             time.monotonic(),
@@ -55,7 +55,7 @@ class FleetView:
         before, self._before = self._before, now
         if before is not None and now.at_s - before.at_s > LONGEST_RATE_S:
             before = None
-        return FleetLook(workers, now, before, self._router())
+        return FleetViewSnapshot(workers, now, before, self._router())
 
     def _router(self) -> dict[str, Any]:
         dispatcher = self._handler.dispatcher
@@ -63,23 +63,23 @@ class FleetView:
         return {"router": self._router_id, "state": state, "at_s": time.time()}
 
 
-class FleetLook:
-    """The workers at one moment. Answers about them are made as they are asked for, and kept for other viewers."""
+class FleetViewSnapshot:
+    """The workers at one moment. Replies about them are made when they are asked for, and kept for other viewers."""
 
     def __init__(
         self, workers: Sequence[Worker], now: _Counts, before: _Counts | None, router: Mapping[str, Any]
     ) -> None:
-        """`router`: what an answer says about the router itself."""
+        """`router` are the fields of a reply that are about the router itself."""
         self._workers = workers
         self._router = router
         self._now = now
         self._before = before
         self.totals = self._totals()
         self._answers: dict[str, bytes] = {}
-        """What viewers of this look were told, by the name that they look for."""
+        """Replies from this snapshot, by the name that viewers search for."""
 
     def answer(self, name: str) -> bytes:
-        """Returns `listed` and the router's state as JSON, made once for all who look for the same name."""
+        """Returns `listed` and the router's state as JSON, made once for all viewers that search for the same name."""
         known = self._answers.get(name)
         if known is None:
             known = rendered({**self._router, **self.listed(name)})
@@ -88,10 +88,10 @@ class FleetLook:
         return known
 
     def listed(self, name: str) -> dict[str, Any]:
-        """Returns the sums, and the workers with this in their names: of many, those with the longest queues."""
+        """Returns the sums, and the workers whose names contain `name`. Of too many, those with the longest queues."""
         found = [worker for worker in self._workers if name in worker.worker_id]
         if len(found) > MOST_WORKERS:
-            found = sorted(found, key=_burden, reverse=True)[:MOST_WORKERS]
+            found = sorted(found, key=_queue_length, reverse=True)[:MOST_WORKERS]
         found.sort(key=lambda worker: (worker.role.value, _natural(worker.worker_id)))
         return {**self.totals, "workers": [self._values(worker) for worker in found]}
 
@@ -150,7 +150,7 @@ class FleetLook:
         }
 
     def _busy(self, worker: Worker) -> float | None:
-        """Returns the share of the time since the look before that it spent on prompts."""
+        """Returns the share of time that a worker has spent on prompts since the last snapshot. None: not known."""
         before = self._before
         if before is None or worker.worker_id not in before.busy_s:
             return None
@@ -162,7 +162,7 @@ def _share(part: float, whole: float) -> float:
     return min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0
 
 
-def _burden(worker: Worker) -> tuple[float, int, int]:
+def _queue_length(worker: Worker) -> tuple[float, int, int]:
     return worker.load.queued_s, worker.load.waiting, worker.load.running
 
 
@@ -194,14 +194,14 @@ def _tier_sums(loads: Iterable[Load]) -> list[dict[str, Any]]:
 Value = TypeVar("Value")
 
 PERIOD_S = 0.9
-"""Age up to which a value is shown again: pages ask every second, and a little early must not double their period."""
+"""Seconds for which a value is kept. Pages ask every second, and one that asks a little early gets a new value, too."""
 SHARE = 0.002
-"""Part of the router's time that one such value may take: with three of them, less than a hundredth. A fleet that takes
-5 ms to sum up is looked at every 2.5 s."""
+"""Share of the router's time that making one value may take: for three values, less than a hundredth. If a snapshot of
+the fleet takes 5 ms, one is taken every 2.5 s."""
 
 
 class Shared(Generic[Value]):
-    """Made on the event loop, when it is asked for and has aged."""
+    """A value that several viewers share. It is made anew, on the event loop, if it is too old when it is asked for."""
 
     def __init__(self, make: Callable[[], Value], clock: Callable[[], float] = time.monotonic) -> None:
         self._make = make

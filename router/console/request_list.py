@@ -17,14 +17,14 @@ def latest_of(kept: Iterable[StreamTrace]) -> list[dict[str, Any]]:
 
 
 def slowest_of(kept: Iterable[StreamTrace]) -> list[dict[str, Any]]:
-    """Returns the slowest first."""
+    """Returns at most `MOST_LISTED` requests, the slowest first."""
     lines = [summary_of(each) for each in kept]
     lines.sort(key=lambda line: -(line["duration_s"] or 0.0))
     return lines[:MOST_LISTED]
 
 
 def summary_of(kept: StreamTrace) -> dict[str, Any]:
-    """Returns what is known; fields of parts that have not ended are None."""
+    """Returns what is known of a request. Fields of spans that have not ended are None."""
     root = _last(kept.spans, "request")
     about = {} if root is None else root.attributes
     answers = [span for span in kept.spans if span.name == "answer"]
@@ -65,7 +65,7 @@ def _prompt_tokens(spans: Iterable[Span]) -> int | None:
 
 
 def _token_s(answers: Iterable[Span]) -> float | None:
-    """Returns the mean seconds between tokens of its longest answer."""
+    """Returns the mean seconds between tokens of the longest answer. None: they are not known."""
     longest = max(answers, key=lambda span: int(span.attributes.get("tokens", 0)), default=None)
     if longest is None:
         return None

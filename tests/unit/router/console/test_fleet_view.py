@@ -1,4 +1,4 @@
-"""Sums over the fleet, rates between two looks, and lists that stay short."""
+"""Sums over the fleet, rates between two snapshots, and lists that stay short."""
 
 from __future__ import annotations
 
@@ -37,53 +37,53 @@ def test_sums_are_by_role_and_state_of_pages() -> None:
         worker("decode-1", running=1, pages_cached=7, queried_tokens=100, hit_tokens=10),
         worker("prefill-0", Role.PREFILL, queued_tokens=90, pages_pinned=2),
     )
-    said = view.look().listed("")
+    said = view.take_snapshot().listed("")
     prefill, decode = said["roles"]
     assert (decode["running"], decode["waiting"], decode["pages"]["free"], decode["pages"]["cached"]) == (3, 1, 5, 7)
     assert (prefill["queued_tokens"], prefill["pages"]["pinned"]) == (90, 2)
     assert said["hit_rate"] == 0.25
-    assert said["tokens_per_s"] is None, "there is no look before the first"
+    assert said["tokens_per_s"] is None, "there is no snapshot before the first"
     assert [each["worker"] for each in said["workers"]] == ["decode-0", "decode-1", "prefill-0"]
     assert said["workers"][0]["form"] == "int8 from bfloat16"
 
 
-def test_rates_are_of_the_time_since_the_look_before() -> None:
+def test_rates_are_of_the_time_since_the_last_snapshot() -> None:
     one = worker("decode-0", queried_tokens=100, hit_tokens=0)
     view, handler = view_of(one)
-    view.look()
+    view.take_snapshot()
     for _ in range(50):
         handler.metrics.sent_tokens.add(None)
     one.load = control_pb2.Load(queried_tokens=200, hit_tokens=75)
-    said = view.look().totals
+    said = view.take_snapshot().totals
     assert said["tokens_per_s"] > 0
     assert said["hit_rate_now"] == 0.75
 
 
 def test_of_many_workers_those_with_the_longest_queues_are_listed_and_others_are_found() -> None:
     workers = [worker(f"decode-{number}", queued_s=float(number)) for number in range(500)]
-    look = view_of(*workers)[0].look()
-    said = look.listed("")
+    snapshot = view_of(*workers)[0].take_snapshot()
+    said = snapshot.listed("")
     assert (said["worker_count"], len(said["workers"])) == (500, MOST_WORKERS)
     assert {each["worker"] for each in said["workers"]} == {f"decode-{number}" for number in range(436, 500)}
-    assert [each["worker"] for each in look.listed("decode-41")["workers"]][:2] == ["decode-41", "decode-410"]
+    assert [each["worker"] for each in snapshot.listed("decode-41")["workers"]][:2] == ["decode-41", "decode-410"]
     assert len(json.dumps(said)) < 64 << 10
-    assert look.answer("") is look.answer(""), "the next viewer gets the same bytes"
-    assert json.loads(look.answer(""))["workers"] == said["workers"]
-    assert all(look.answer(f"decode-{number}") for number in range(2 * MOST_LISTS))
+    assert snapshot.answer("") is snapshot.answer(""), "the next viewer gets the same bytes"
+    assert json.loads(snapshot.answer(""))["workers"] == said["workers"]
+    assert all(snapshot.answer(f"decode-{number}") for number in range(2 * MOST_LISTS))
 
 
-def test_a_look_takes_no_longer_where_workers_have_measured_many_links() -> None:
+def test_a_snapshot_takes_no_longer_where_workers_have_measured_many_links() -> None:
     """Each of 500 workers may report a rate for each of the others."""
 
     def calls(links: int) -> int:
         rates = [control_pb2.LinkRate(worker_id=f"prefill-{number}", bytes_per_s=1e9) for number in range(links)]
-        look = view_of(*(worker(f"decode-{number}", links=rates) for number in range(50)))[0].look
-        return calls_of(lambda: look().listed(""))
+        view = view_of(*(worker(f"decode-{number}", links=rates) for number in range(50)))[0]
+        return calls_of(lambda: view.take_snapshot().listed(""))
 
     assert calls(200) <= 1.05 * calls(0)
 
 
-async def test_all_viewers_of_one_second_share_one_look() -> None:
+async def test_all_viewers_of_one_second_share_one_snapshot() -> None:
     class Counting(ScriptedDispatcher):
         looks = 0
 
