@@ -1,6 +1,7 @@
-"""Finished answers of a worker, each kept only for requests with the same salt: the text of others is never proposed.
+"""Finished answers of a worker, each kept only for requests with the same salt.
 
-A tenant could read another's text from how fast its own answers are, if both shared one tree.
+The text of others is never proposed. If tenants shared a tree, one could learn another's text from the speed of its own
+answers.
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ from twostroke.speculation.draft import Proposal
 from twostroke.speculation.suffix_tree import MOST_NEW_NODES, SuffixTree
 
 MATCHED = (16, 8, 4)
-"""Lengths of the last tokens that are looked for in earlier answers, the longest first."""
+"""Numbers of last tokens that are looked for in earlier answers, the largest first."""
 MOST_TOKENS = 200_000
 """Tokens of answers that a worker keeps, as far as their trees have room."""
 NODE_BYTES = 240
 """Memory for one node of a tree, with its share of dicts and of texts. Texts of two words take most: 211 bytes."""
 MOST_BYTES = 64 << 20
-"""Memory for all trees. The oldest answers go where the next suffix might take more."""
+"""Memory for all trees, in bytes. The oldest answers are removed before a suffix is added that might exceed it."""
 LONGEST = 8192
-"""Tokens of one answer that are kept, its first ones."""
+"""Most tokens that are kept of one answer: its first ones."""
 OWN_TOKENS = 16
-"""Tokens that each answer counts in addition to its own: even a short one takes some memory."""
+"""Tokens that each answer counts for in addition to its own, because even a short one takes some memory."""
 SUFFIXES_AT_ONCE = 32
-"""Suffixes that one proposal, or one answer that ends, adds to trees or removes. A long answer is so added over many
-steps, and each takes some tenths of a millisecond longer."""
+"""Most suffixes that a proposal, or the end of an answer, adds to trees or removes from them. The work for a long
+answer is so spread over many steps, each some tenths of a millisecond longer."""
 
 
 @dataclass(slots=True)
-class _OfSalt:
+class _AnswersOfSalt:
     tree: SuffixTree
     answers: int = 0
 
@@ -42,9 +43,9 @@ class _Answer:
     tokens: array[int]
     tree: SuffixTree
     taken: int = 0
-    """Suffixes that are in the tree: those that begin before this token."""
+    """Number of suffixes that are in the tree: those that begin before this token."""
     removed: int = 0
-    """How many of these, the first ones, have been taken out again."""
+    """Number of these suffixes, the first ones, that have been removed again."""
 
     @property
     def size(self) -> int:
@@ -57,7 +58,7 @@ class FinishedAnswers:
         self._most_nodes = most_bytes // NODE_BYTES
         self.nodes = 0
         """Nodes of all trees."""
-        self._by_salt: dict[bytes, _OfSalt] = {}
+        self._by_salt: dict[bytes, _AnswersOfSalt] = {}
         self._kept: deque[_Answer] = deque()
         self._tokens = 0
         self._coming: deque[_Answer] = deque()
@@ -66,13 +67,13 @@ class FinishedAnswers:
         """Forgotten answers with suffixes that are still in a tree."""
 
     def add(self, salt: bytes, answer: Sequence[int]) -> None:
-        """Keeps an answer; the oldest ones go."""
+        """Keeps an answer, and forgets the oldest ones where it is too many."""
         tokens = array("I", answer[:LONGEST])
         if not tokens:
             return
         of_salt = self._by_salt.get(salt)
         if of_salt is None:
-            of_salt = self._by_salt[salt] = _OfSalt(SuffixTree())
+            of_salt = self._by_salt[salt] = _AnswersOfSalt(SuffixTree())
             self.nodes += of_salt.tree.nodes
         of_salt.answers += 1
         kept = _Answer(salt, tokens, of_salt.tree)
@@ -81,11 +82,12 @@ class FinishedAnswers:
         self._tokens += kept.size
         while self._tokens > self._most_tokens:
             self._forget_oldest()
-        self._go_on()
+        self._update_trees()
 
     def tree(self, salt: bytes) -> SuffixTree | None:
-        """Returns the tree of the answers with this salt, as far as they have been taken in."""
-        self._go_on()
+        """Updates trees a little, then returns the tree of the answers with this salt. Suffixes of the latest answers
+        may be missing."""
+        self._update_trees()
         found = self._by_salt.get(salt)
         return None if found is None else found.tree
 
@@ -103,7 +105,7 @@ class FinishedAnswers:
         elif oldest.taken:
             self._leaving.append(oldest)
 
-    def _go_on(self) -> None:
+    def _update_trees(self) -> None:
         for _ in range(SUFFIXES_AT_ONCE):
             if self._leaving:
                 answer = self._leaving[0]

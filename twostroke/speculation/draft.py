@@ -12,7 +12,8 @@ class Proposal(NamedTuple):
 
     tokens: tuple[int, ...]
     kind: str
-    """A drafter's name and, after a space, what it went by: proposals of one kind are right about equally often."""
+    """The drafter's name and, after a space, what the proposal is based on. Proposals of one kind are right about
+    equally often."""
     is_certain: bool = False
     """Whether the sampler will draw each of them, because no other token may come."""
 
@@ -31,4 +32,4 @@ class Drafter(Protocol):
     """Proposes tokens for one answer. It belongs to the worker's event loop: a proposal takes microseconds."""
 
     def propose(self, known: Sequence[int], most: int) -> Proposal | None:
-        """Returns up to `most` tokens that may come after `known`, which only grows; None where it has no idea."""
+        """Returns up to `most` tokens that may come after `known`, which only grows; None where it has no proposal."""

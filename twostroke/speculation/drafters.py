@@ -38,7 +38,7 @@ class ModelDrafter:
         return bool(self._tokens) and self._known_tokens == len(known)
 
     def drafted(self, known: Sequence[int], tokens: tuple[int, ...]) -> None:
-        """Takes what the draft model has drawn to come after `known`."""
+        """Keeps the tokens that the draft model has drawn to come after `known`."""
         self._tokens, self._known_tokens = tokens, len(known)
 
     def propose(self, known: Sequence[int], most: int) -> Proposal | None:
@@ -49,14 +49,15 @@ class ModelDrafter:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFacts:
-    """What drafters of one answer may go by."""
+    """What the drafters of one answer may base their proposals on."""
 
     answers: FinishedAnswers
     """Finished answers of the worker."""
     salt: bytes
     """The request's salt."""
     forced_run: ForcedRun | None = None
-    """Finds the tokens that the answer's grammar forces. None: they become known without a draft, or it has none."""
+    """Returns the tokens that the answer's grammar forces. None where they become known without a draft, or without a
+    grammar."""
 
 
 Maker = Callable[[AnswerFacts], Drafter | None]
@@ -67,7 +68,7 @@ DRAFTERS: dict[str, Maker] = {
     "suffix": lambda facts: AnswerSuffixes(facts.answers, facts.salt),
     DRAFT_MODEL: lambda facts: ModelDrafter(),
 }
-"""Makes a drafter for one answer; None where it could propose nothing."""
+"""Functions that make a drafter for one answer, by its name. They return None where it could propose nothing."""
 
 
 def drafters_of(names: tuple[str, ...], facts: AnswerFacts) -> list[Drafter]:

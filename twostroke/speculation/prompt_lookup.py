@@ -1,4 +1,4 @@
-"""Prompt lookup: the last tokens stood earlier in the prompt or the answer, and what followed them there is proposed.
+"""Prompt lookup: it finds the last tokens earlier in the prompt or the answer, and proposes what followed them there.
 
 After "Prompt Lookup Decoding" (Saxena, 2023). Answers that edit, quote or sum up their prompt repeat long parts of it.
 """
@@ -13,11 +13,11 @@ import numpy.typing as npt
 from twostroke.speculation.draft import Proposal
 
 MATCHED = (8, 4, 2)
-"""How many of the last tokens are looked for, the most first: the more agree, the more often the next one agrees."""
+"""Numbers of last tokens that are looked for, the largest first. The more agree, the more often the next one agrees."""
 REACH = 32_768
 """Tokens before the end that are searched. That takes some tens of microseconds and no index in memory."""
 PLACES = 256
-"""How many of the last matching places are compared further: where one token repeats, every place matches."""
+"""Most places that are compared further, the last ones. Where one token repeats, every place matches."""
 
 
 class PromptLookup:

@@ -15,7 +15,7 @@ from twostroke.speculation.drafters import ModelDrafter
 PRIOR = 0.5
 """Chance of a token of a kind that was never tried."""
 PRIORS = {DRAFT_MODEL: 0.7}
-"""Chance of an untried token of kinds that begin higher: a draft model is configured because it often agrees."""
+"""Chance of an untried token, for kinds with another prior. A draft model is configured because it often agrees."""
 PRIOR_WEIGHT = 4.0
 """Tokens that the prior chance counts for."""
 MEMORY = 512.0
@@ -26,8 +26,8 @@ OWN_MEMORY = 32.0
 """Tokens that an answer remembers: what it repeats now says little about what it writes later."""
 
 FADING = 0.9
-"""Share of what was seen of a kind that each new answer keeps. A draft model that was often wrong is not run, so
-nothing new is seen of it; as the past fades, it is tried again."""
+"""Share of the observations of a kind that remains when an answer begins. A draft model that was often wrong is not
+run, so nothing new is seen of it. As the past fades, it is tried again."""
 
 
 class Rate:
@@ -44,7 +44,7 @@ class Rate:
         self.tried = self.tried * fading + 1.0
 
     def fade(self, share: float) -> None:
-        """Keeps a share of what was seen."""
+        """Keeps a share of what was observed."""
         self.right *= share
         self.tried *= share
 
@@ -54,7 +54,7 @@ class Rate:
 
 
 class Acceptance:
-    """What a worker has seen of each kind of proposal."""
+    """How often proposals of each kind were right on a worker."""
 
     def __init__(self) -> None:
         self._kinds: defaultdict[str, Rate] = defaultdict(lambda: Rate(MEMORY))
@@ -67,7 +67,7 @@ class Acceptance:
         self._kinds[kind].observe(is_right)
 
     def fade(self, kind: str) -> None:
-        """Lets what was seen of a kind count less. It is called when an answer begins."""
+        """Reduces the weight of past observations of a kind. It is called when an answer begins."""
         self._kinds[kind].fade(FADING)
 
 
@@ -81,7 +81,7 @@ class DraftPrice(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of one draft, or of all drafts of an answer."""
+    """The result of one draft, or of all drafts of an answer."""
 
     run: int = 0
     """Tokens that were run."""
@@ -99,7 +99,7 @@ class Outcome(NamedTuple):
 
 
 Ran = Callable[[str, Outcome], None]
-"""Gets the drafter of a proposal that was run or computed, and its outcome."""
+"""Takes the drafter of a proposal that was run or computed, and its outcome."""
 MOST_DRAFTED = 32
 """Most tokens of one draft. Where each is right with a probability of 0.9, all 32 are right one time in thirty."""
 
@@ -108,7 +108,7 @@ class Speculation:
     def __init__(
         self, drafters: Sequence[Drafter], acceptance: Acceptance, ran: Ran = lambda kind, outcome: None
     ) -> None:
-        """`ran` is called with each draft that was run."""
+        """`ran` is called with the outcome of each draft that was run, and of each computation of a draft model."""
         self._ran = ran
         self._drafters = drafters
         self._others = [each for each in drafters if not isinstance(each, ModelDrafter)]
@@ -123,11 +123,11 @@ class Speculation:
         """The proposal's leading tokens that are certain: nothing is learned from those."""
         self._price = DraftPrice(0.0, 0.0)
         self.outcomes: dict[str, Outcome] = {}
-        """What became of all drafts of this answer, by drafter."""
+        """The results of all drafts of this answer, by drafter."""
 
     @property
     def outcome(self) -> Outcome:
-        """What became of all drafts of this answer."""
+        """The result of all drafts of this answer."""
         return functools.reduce(Outcome.plus, self.outcomes.values(), Outcome())
 
     def propose(self, known: Sequence[int], most: int) -> Draft:
@@ -136,7 +136,7 @@ class Speculation:
         return draft
 
     def foreseen(self, known: Sequence[int], most: int) -> Draft:
-        """Returns what would be proposed without a draft model. It keeps nothing."""
+        """Returns what would be proposed without a draft model. It changes no state."""
         return self._best(self._others, known, most)[0]
 
     @property
@@ -153,7 +153,7 @@ class Speculation:
         self._price = price
 
     def drawn(self, tokens: Sequence[int], run: int) -> None:
-        """Learns from the tokens that became known where the latest proposal's first `run` tokens were run.
+        """Learns from the tokens that became known in the step that ran the first `run` tokens of the latest proposal.
 
         The token after those also shows whether the next proposed one was right, although that was not run. Certain
         tokens may follow a wrong one.

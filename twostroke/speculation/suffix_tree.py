@@ -17,11 +17,12 @@ LEAST_SHARE = 0.5
 MOST_NEW_NODES = 2
 """Most nodes that one suffix adds: its own leaf, and one where it branches off from others."""
 MOST_LOOKED_AT = 64
-"""The most frequent one of this many continuations is taken, those seen first. Some text has thousands."""
+"""Most continuations that are compared, those seen first, to take the most frequent one. Some text has thousands."""
 
 
 class _Node:
-    """The suffixes that begin with the tokens on the way to it and with its label: tokens in a row of one text."""
+    """All suffixes that begin with the tokens on the path to this node and with its label, which is a run of tokens in
+    one text."""
 
     __slots__ = ("begin", "children", "count", "length", "text")
 
@@ -29,7 +30,7 @@ class _Node:
         self.text = text
         self.begin = begin
         self.length = length
-        """Tokens of its label."""
+        """Number of tokens in its label."""
         self.count = 1
         self.children: dict[int, _Node] | None = None
         """Nodes by the first token of their label. None in a leaf: its suffixes continue as its text does."""
@@ -40,7 +41,7 @@ class _Node:
         for offset in range(1, most):
             if self.text[self.begin + offset] != tokens[start + offset]:
                 return offset
-        return most  # the first one led to it
+        return most  # the first token of the label led to this node
 
     def split(self, length: int) -> _Node:
         """Splits the node: returns a new parent, with the first tokens of the label, of which it is the only child."""
@@ -59,9 +60,10 @@ class SuffixTree:
         self.nodes = 1
 
     def add(self, text: Sequence[int], start: int) -> None:
-        """Adds the suffix of a text that begins at `start`; the text is not changed afterwards.
+        """Adds the suffix of a text that begins at `start`. The text must not change afterwards.
 
-        Nodes on its way point into this text from now on: a text that was removed is not kept for others.
+        Nodes on the suffix's path point into this text from now on, so a text that was removed is not kept in memory
+        for others.
         """
         node, place, end = self._root, start, min(start + DEPTH, len(text))
         while place < end:
@@ -89,7 +91,7 @@ class SuffixTree:
             child.count -= 1
             if not child.count:
                 del node.children[text[place]]
-                self.nodes -= _in_a_row(child)
+                self.nodes -= _chain_length(child)
                 self._join(above, node)
                 return
             above, node, place = node, child, place + child.length
@@ -141,8 +143,8 @@ class SuffixTree:
             self.nodes -= 1
 
 
-def _in_a_row(node: _Node) -> int:
-    """Returns how many nodes from a node on belong to only one suffix."""
+def _chain_length(node: _Node) -> int:
+    """Returns how many nodes a suffix has from this node on. No other suffix has them."""
     count = 1
     while node.children:
         (node,) = node.children.values()
