@@ -1,8 +1,8 @@
 """Advances grammars by sampled tokens and computes their next masks, so that a slow one delays no other answer.
 
-A mask takes some tens of microseconds; that of a grammar that was made to be slow takes a tenth of a second. Only how
-much work it may be has a limit (`twostroke.grammar.compiler.LIMITS`), and it is known when the mask is there. So the
-work is done on threads: llguidance gives Python's lock away meanwhile.
+A mask takes some tens of microseconds, but a tenth of a second for a grammar that was made to be slow.
+`twostroke.grammar.compiler.LIMITS` bounds the work for a mask, but how long it takes is only known afterwards. So the
+work is done on threads: llguidance releases the GIL meanwhile.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from twostroke.request import SampledToken, equal_tokens, plain_token
 log = logging.getLogger(__name__)
 
 WAIT_S = 0.004
-"""Longest wait for all grammars of a step: 16 usual ones take an eighth. An answer that is later misses a step."""
+"""Longest wait for all grammars of a step, in seconds: 16 usual ones take an eighth of it. An answer whose grammar
+takes longer misses a step."""
 QUICK_THREADS = 4
-"""Threads for grammars that were quick so far. One of them may turn out to be slow: the others serve the next steps."""
+"""Threads for grammars that were quick so far. If one of these grammars turns out to be slow, the other threads serve
+the next steps."""
 SLOW_THREADS = 1
-"""A core at most for grammars that are slow, however many there are."""
+"""Threads for grammars that are slow. However many there are, they take at most one core."""
 SLOW_NICE = 10
 """Niceness of threads with possibly slow work: the engine's threads need the cores."""
 
@@ -47,7 +49,8 @@ class Advance:
     most_tokens: int
     """Tokens that the answer may still get, at least one."""
     takes_forced: bool
-    """False: each token is drawn, in a step of its own or after proposed ones."""
+    """Whether forced tokens become known without being drawn. If not, each is drawn, in a step of its own or after
+    proposed ones."""
     ends: Collection[int]
     """Tokens that end the answer."""
     tokens: list[SampledToken] = field(default_factory=list)
@@ -66,7 +69,7 @@ class Advance:
         return self.state.latest_s
 
     def run(self) -> None:
-        """Runs on any thread; it never raises, and sets the state's `failure` instead."""
+        """Advances the state and computes its mask, on any thread. It never raises, but sets the state's `failure`."""
         began_s = time.thread_time()
         try:
             self._run()
@@ -84,14 +87,14 @@ class Advance:
             token = self.drawn[len(known)]
             if not token.is_sound:
                 self.failed = token
-                break  # the mask tells whether the grammar is why
+                break  # the next mask shows whether the grammar is the cause
             if not self._take(token):
                 return
             known = [each.token for each in self.tokens]
         self.state.compute_mask()
 
     def _take(self, token: SampledToken) -> bool:
-        """Goes on by a token and those forced after it. Returns False where the answer ends or fails with them."""
+        """Advances by a token and those forced after it. Returns False where the answer ends or fails with them."""
         state = self.state
         while True:
             if token.token in self.ends:
@@ -112,29 +115,32 @@ class Advance:
 
 
 class GrammarWork(Protocol):
-    """What runs on a thread of an advancer: an `Advance`, or what looks like one."""
+    """Work for a thread of an advancer: an `Advance`, or another object with the same methods."""
 
     @property
     def is_slow(self) -> bool: ...
 
     @property
     def latest_s(self) -> float:
-        """Processor time of the work of the same grammar before."""
+        """Processor time of the previous work for the same grammar, in seconds."""
 
     def run(self) -> None: ...
 
 
 class ThreadedAdvancer:
-    """Runs on threads of its own; belongs to one event loop."""
+    """Runs grammar work on its own threads. It belongs to one event loop."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        """`wake` is called on the event loop when something is done later."""
+        """`wake` is called on the event loop when work ends that `run` did not wait for."""
         self._wake = wake
         self._quick = ThreadPoolExecutor(QUICK_THREADS, thread_name_prefix="masks")
         self._slow = ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="slow-masks", initializer=be_nice)
 
     def run(self, advances: Sequence[GrammarWork]) -> None:
-        """Begins all of them. It returns when they are done, or after a moment: then some are done later."""
+        """Starts all advances, and waits for them, but no longer than WAIT_S.
+
+        It does not wait for slow grammars that took WAIT_S or more the last time.
+        """
         quick = [each for each in advances if not each.is_slow]
         slow = [each for each in advances if each.is_slow]
         futures = {self._slow.submit(each.run): each.latest_s < WAIT_S for each in slow}
@@ -155,7 +161,7 @@ class ThreadedAdvancer:
 
 
 def be_nice() -> None:
-    """Lets other threads of this process go before the one that calls (Linux)."""
+    """Lowers the priority of the calling thread, so that other threads of this process run first (Linux)."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), SLOW_NICE)
 
 

@@ -16,12 +16,12 @@ from twostroke.grammar.vocabulary import Vocabulary
 from twostroke.request import Grammar
 
 KEPT_GRAMMARS = 256
-"""Compiled grammars that are kept."""
+"""Most compiled grammars that are kept."""
 KEPT_CHARS = 1 << 20
-"""Characters of the sources of all grammars that are kept. An object with thousands of properties takes 460 bytes for
-each of its characters, so that hostile ones take half a gigabyte; 256 sets of ordinary tools are kept."""
+"""Most characters in the sources of all kept grammars. An object with thousands of properties takes 460 bytes per
+character, so hostile grammars take half a gigabyte; 256 sets of ordinary tools are kept."""
 MOST_ERROR_CHARS = 300
-"""Characters of llguidance's own words in an error."""
+"""Most characters of llguidance's message that an error quotes."""
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
@@ -37,7 +37,7 @@ Copies of a matcher share the lexer and its states. An answer that finds it full
 
 
 class GrammarCompiler:
-    """Compiles grammars. The methods may be called on any thread: compiling gives Python's lock away."""
+    """Compiles grammars. The methods may be called on any thread: compiling releases the GIL."""
 
     def __init__(self, vocabulary: Vocabulary, observe_mask_s: Callable[[float], None] = lambda seconds: None) -> None:
         self.vocabulary = vocabulary
@@ -80,7 +80,8 @@ class GrammarCompiler:
         return matcher
 
     def _renewed(self, grammar: Grammar, full: LLMatcher) -> LLMatcher:
-        """Returns a matcher for one answer; later answers get no copies of `full`, whose lexer is full."""
+        """Returns a new matcher for one answer, and drops `full`, whose lexer is full, so that later answers get no
+        copies of it."""
         with self._lock:
             kept = self._kept.get(grammar.digest)
             if kept is not None and kept.matcher is full:
@@ -93,7 +94,7 @@ class GrammarCompiler:
 
     def _keep(self, digest: bytes, compiled: _Kept) -> None:
         with self._lock:
-            if digest in self._kept:  # another thread was sooner
+            if digest in self._kept:  # another thread was first
                 return
             self._kept[digest] = compiled
             self._kept_chars += compiled.chars
@@ -105,11 +106,11 @@ class GrammarCompiler:
 class _Kept(NamedTuple):
     matcher: LLMatcher
     chars: int
-    """Characters of its source."""
+    """Characters of the grammar's source."""
 
 
 def has_json(grammar: Grammar) -> bool:
-    """Returns whether a schema of JSON is in a grammar."""
+    """Returns whether a grammar contains a JSON schema."""
     return '"json_schema"' in grammar.source or "%json" in grammar.source
 
 

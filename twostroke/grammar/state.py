@@ -18,9 +18,9 @@ DEAD_END = (
     "mend the grammar, or leave out what cannot follow"
 )
 FULL_LEXER = "too many states"
-"""Words of llguidance's error where all answers of a compiled grammar together have used up its lexer."""
+"""Part of llguidance's message where all answers of a compiled grammar together have used up its lexer."""
 LEAST_RENEWED_TOKENS = 16
-"""Tokens that a matcher of an answer's own must last: what one answer uses up sooner is too much work."""
+"""Least tokens that an answer's own matcher must last. A grammar that uses up a lexer sooner is too much work."""
 SLOW_S = 0.002
 """Processor time of one advance after which a grammar advances separately from others, and has no proposed tokens."""
 LEAST_S = SLOW_S / 16
@@ -28,10 +28,10 @@ LEAST_S = SLOW_S / 16
 
 
 class GrammarState:
-    """It is a function of the grammar and of the tokens that were consumed.
+    """The state of a grammar in one answer: a function of the grammar and of the tokens that were consumed.
 
-    Its methods are called by one thread at a time. The mask is computed when it is first asked for: after a forced
-    token no mask is needed.
+    Its methods are called by one thread at a time. The mask is computed when it is first asked for, because no mask is
+    needed after a forced token.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class GrammarState:
         """`observe_s` gets the seconds that each mask took.
 
         `matcher` shares its lexer with other answers. `new_matcher` returns one with a lexer of its own.
-        `bounds_digits`: no run of digits is longer than `MOST_DIGITS` where something else may come.
+        `bounds_digits`: whether a run of digits ends after `MOST_DIGITS` where something else may come.
         """
         self._matcher = matcher
         self._vocabulary = vocabulary
@@ -61,9 +61,12 @@ class GrammarState:
         """Digits at the end of the text."""
         self._mask: Mask | None = None
         self._forced: list[int] = []
-        """Tokens that come next for certain, the next one last: finding a run takes as long as the run, so it is found
-        once. The rest of a run may have other tokens than a run that is found later. So each run is found as soon as
-        there is one, also when an answer is replayed or only masks are wanted."""
+        """Tokens that must come next, in reverse order.
+
+        Finding a run takes as long as the run, so it is found once. A run that is found later may have other tokens
+        than the rest of this one. So each run is found as soon as there is one, also when an answer is replayed or only
+        masks are wanted.
+        """
         self.tokens = 0
         """Tokens consumed, without those of earlier attempts."""
         self.forced_tokens = 0
@@ -73,13 +76,13 @@ class GrammarState:
         self.latest_s = 0.0
         """Processor time of the latest advance (`twostroke.grammar.advance`)."""
         self.is_slow = False
-        """Whether an advance took longer than grammars should. It stays so."""
+        """Whether an advance ever took SLOW_S or longer. Once true, it stays true."""
 
     @property
     def mask(self) -> Mask:
-        """The tokens that may come next, at least one unless it failed.
+        """The tokens that may come next, at least one unless the grammar failed.
 
-        End tokens are among them where the answer may end here. Nobody changes the array.
+        End tokens are among them where the answer may end here. The array must not be changed.
         """
         return self.compute_mask() if self._mask is None else self._mask
 
@@ -102,12 +105,12 @@ class GrammarState:
         return self._forced[: -most - 1 : -1]
 
     def consume(self, token: int) -> None:
-        """Goes on by one token of the answer."""
+        """Advances by one token of the answer."""
         self.tokens += 1
         self.replay((token,))
 
     def replay(self, tokens: Sequence[int]) -> None:
-        """Goes on by the tokens that an earlier attempt has emitted."""
+        """Advances by the tokens that an earlier attempt has emitted."""
         for token in tokens:
             if self.forced_token is not None and self._forced and self._forced.pop() != token:
                 self._forced.clear()
@@ -144,7 +147,7 @@ class GrammarState:
 
     @property
     def most_proposed(self) -> int:
-        """The proposed tokens whose masks take SLOW_S together, if each takes as long as the latest advance."""
+        """Number of proposed tokens whose masks take SLOW_S together, if each takes as long as the latest advance."""
         return 0 if self.is_slow else int(SLOW_S / max(self.latest_s, LEAST_S))
 
     def permitted_prefix(self, proposed: Sequence[int]) -> int:
@@ -161,7 +164,7 @@ class GrammarState:
         return TOO_LONG if is_too_long else f"token {token} does not match the answer's grammar"
 
     def compute_mask(self) -> Mask:
-        """Computes the mask now, on the thread that calls; it sets `failure` where that takes too long."""
+        """Computes the mask on the calling thread. It sets `failure` where no token may come or that takes too long."""
         began_s = time.perf_counter()
         self._mask = self._found_mask()
         self._observe_s(time.perf_counter() - began_s)
@@ -193,7 +196,7 @@ class GrammarState:
     def _renew(self) -> bool:
         """Replaces a matcher that has a full lexer, and returns whether it did.
 
-        Other answers may have filled it: how much one grammar may take is a limit of each answer's own.
+        Other answers may have filled the lexer, but the limit on a grammar's work holds for each answer alone.
         """
         if FULL_LEXER not in self._matcher.get_error():
             return False
@@ -241,7 +244,7 @@ class GrammarState:
         return mask
 
     def _may_end_with(self, digit: int) -> bool:
-        """Returns whether anything but a digit may come after one."""
+        """Returns whether anything but a digit may come after this digit."""
         ahead, mask = self._matcher.deep_copy(), np.zeros(self._vocabulary.mask_words, np.uint32)
         if not ahead.consume_token(digit):
             return False

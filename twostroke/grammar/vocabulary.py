@@ -16,10 +16,11 @@ from twostroke.base.token_mask import WORD_BITS, Mask
 from twostroke.base.tokenizer_file import read_tokenizer
 
 MOST_DIGITS: Final = 32
-"""Digits in a row of a JSON number, as many as blanks of an indent: twice what a double or an int64 has."""
+"""Most digits in a row in a JSON number: twice those of a double or an int64, and as many as an indent may have blanks.
+"""
 DIGITS: Final = b"0123456789"
 LETTERS: Final = frozenset(bytes([letter]) for letter in b"abcdfghijklmnopqrstuvwxyz")
-"""Texts that no number has. An `e` begins an exponent."""
+"""Letters that are in no number; `e` begins an exponent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Digits:
     """The digits that tokens of a vocabulary begin and end with."""
 
     at_end: npt.NDArray[np.int16]
-    """How many digits each token ends with."""
+    """Number of digits that each token ends with."""
     is_whole: npt.NDArray[np.bool_]
     """Whether each token has only digits."""
     at_start: Mask
@@ -43,10 +44,10 @@ class Digits:
         return run + at_end if self.is_whole[token] else at_end
 
     def without_more(self, mask: Mask, may_end_with: Callable[[int], bool]) -> Mask:
-        """Returns the mask without further digits, unless the text is not a number.
+        """Returns the mask without tokens that begin with a digit, unless the text is not a number.
 
-        Where only digits may come, it is those with which the number may end, if any: none ends with more zeros that
-        must not be zero. `may_end_with` tells whether anything but a digit may come after a token.
+        Where only digits may come, it returns those with which the number may end, if any: a number that must not be
+        zero cannot end with one more zero. `may_end_with` says whether anything but a digit may come after a token.
         """
         if (mask & self.letters).any():
             return mask
@@ -88,7 +89,7 @@ def _mask_of(tokens: Sequence[int], size: int) -> Mask:
 class Vocabulary:
     tokenizer: LLTokenizer
     size: int
-    """Ids of tokens are below this: the width of the model's logits."""
+    """Width of the model's logits. All token ids are below it."""
     ends: tuple[int, ...]
     """The tokens that end an answer. The first one ends it where its grammar permits nothing more."""
     digits: Digits
@@ -103,11 +104,10 @@ class Vocabulary:
 
 
 def load_vocabulary(model_dir: str, size: int, end_tokens: tuple[int, ...], fingerprint: str = "") -> Vocabulary:
-    """Returns the vocabulary of the model in `model_dir`; that of a paced model ("") is bytes.
+    """Returns the vocabulary of the model in `model_dir`. That of a paced model ("") is bytes.
 
-    `size`: the width of the model's logits, which may be more than its tokenizer has. Raises UnsupportedFeature where
-    no token ends an answer, and ConfigError where the tokenizer's file cannot be read, or is another one than
-    `fingerprint` says.
+    `size` is the width of the model's logits, which may be more than its tokenizer has. Raises UnsupportedFeature where
+    no token ends an answer, and ConfigError where the tokenizer's file cannot be read, or does not match `fingerprint`.
     """
     if not end_tokens:
         raise UnsupportedFeature("grammars need a model with an end token, and this one has none")
@@ -130,7 +130,8 @@ def _vocabulary(tokenizer: LLTokenizer, size: int, end_tokens: tuple[int, ...]) 
 
 
 class _ByteTokens:
-    """A tokenizer with bytes as its ids below 256, as `TokenizerWrapper` wants it; the others show as <id>."""
+    """A tokenizer in the form that `TokenizerWrapper` takes. Ids below 256 are bytes, and the text of another id is
+    <id>."""
 
     def __init__(self, size: int, end: int) -> None:
         self.tokens = [bytes([token]) if token < 256 else f"<{token}>".encode() for token in range(size)]
