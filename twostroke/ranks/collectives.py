@@ -3,8 +3,8 @@
 On devices ranks meet in a file without a name, a memfd that the first rank makes and the others inherit. So no port is
 opened for that, no file stays, and no other process can join. NCCL's own sockets stay on the loopback device.
 
-A rank waits for the others' parts within a kernel, where `RankGroup.abort` does not reach. `end_waits` does what NCCL
-offers; a process that still waits then ends by exit, like any process with a device that hangs.
+A rank waits for the others' parts within a kernel, where `RankGroup.abort` does not reach. `end_waits` aborts such a
+wait as far as NCCL can. A process that still waits ends by exit, like any process whose device hangs.
 """
 
 from __future__ import annotations
@@ -25,33 +25,34 @@ from twostroke.ranks.group import FIRST, RankGroup
 from twostroke.scheduler.batch import Batch
 
 JOIN_S: Final = 300.0
-"""How long ranks wait for each other when they join, and NCCL for a sum outside recordings before it ends the process.
-The first steps compile kernels, on each rank."""
+"""Seconds that ranks wait for each other when they join. NCCL also ends a process that waits so long for a sum outside
+a recording. The first steps are slow, because each rank compiles kernels."""
 
 _LOOPBACK: Final = {"NCCL_SOCKET_IFNAME": "lo"}
-"""Environment variables: where NCCL listens while ranks join. They are all on one host."""
+"""Environment variables for NCCL while ranks join: it listens on the loopback device, since all ranks are on one host.
+"""
 
 
 class Meeting:
-    """A place in which the ranks of a worker find each other, and leave small things for the first one."""
+    """The rendezvous of a worker's ranks, where they also leave small values for the first one."""
 
     def __init__(self, fd: int, rank: int, ranks: int) -> None:
-        """`fd`: of what `os.memfd_create` made, the same on all ranks. The caller may close it.
+        """`fd` is the descriptor of one memfd on all ranks. The caller may close it.
 
-        A group opens the file by its path each time, even when its last object is destroyed, whenever that is. So the
-        descriptor of that path stays open while the process lives: another file with its number would be locked and
-        written to.
+        A process group opens the file by its path at each use, even when its last object is destroyed, which may be at
+        any time. So the descriptor in that path stays open while the process lives. Otherwise the group would lock and
+        write to whatever file has its number.
         """
         self.rank, self.ranks = rank, ranks
         path = f"/proc/self/fd/{os.dup(fd)}"
         self._store = distributed.FileStore(path, ranks)  # type: ignore[attr-defined]  # of torch
 
     def leave(self, what: str, data: bytes) -> None:
-        """Leaves something for the first rank."""
+        """Leaves a value for the first rank."""
         self._store.set(f"{what}/{self.rank}", data.hex())
 
     def left_by(self, rank: int, what: str) -> bytes:
-        """Returns what a rank has left. It is waited for."""
+        """Waits until a rank has left this value, and returns it."""
         return bytes.fromhex(self._store.get(f"{what}/{rank}").decode())
 
     def join(self, device: torch.device) -> None:
@@ -70,24 +71,24 @@ class Meeting:
 
 
 class DeviceSums:
-    """What the model of one rank asks of the others, as `twostroke.models.decoders.collective.Collective` says it.
+    """The `twostroke.models.decoders.collective.Collective` of a rank on a device.
 
-    All of it is launched and never waited for on the host, so that steps with it can be recorded.
+    Its kernels are launched, and the host never waits for them, so that steps with them can be recorded.
     """
 
     native = None
 
     def __init__(self, rank: int, widths: Sequence[int]) -> None:
-        """The ranks have joined. `widths`: columns of what is gathered, of each rank."""
+        """The ranks have joined already. `widths` are the columns that each rank has of a gathered result."""
         self._rank = rank
         self._widths = tuple(widths)
 
     def step(self, batch: Batch) -> AbstractContextManager[None]:
-        """Returns what a step is computed within: the first rank has told it."""
+        """Returns an empty context: the first rank has sent this step, and nothing is left to do around it."""
         return contextlib.nullcontext()
 
     def close(self) -> None:
-        """Does nothing: a process of a rank ends without it."""
+        """Does nothing: the process of a further rank ends without closing anything."""
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         """Returns the sum of all ranks' parts, in the place of `part` if that is contiguous."""
@@ -110,7 +111,7 @@ class DeviceSums:
 
 
 def end_waits() -> None:
-    """Ends this process's waits for parts of sums, as far as that can be done, while another thread may be in one."""
+    """Ends this process's waits for sums, as far as NCCL can, while another thread may be in one."""
     group = distributed.group.WORLD
     if group is not None:
         threading.Thread(target=group.abort, name="end waits", daemon=True).start()  # it may hang, as the device may

@@ -16,13 +16,13 @@ from twostroke.base.errors import RankLost
 from twostroke.kernels.cpu.build import Kernels
 
 if TYPE_CHECKING:
-    import torch  # seconds of processor time, which a process of a rank takes once it shows that it is not frozen
+    import torch  # takes seconds, which a rank spends only once it sends heartbeats
 
 FIRST: Final = 0
-"""The rank that requests come to, and that gets what is gathered."""
+"""Index of the rank that receives requests and gathered results."""
 
 LEAST_SLOT_BYTES: Final = 64 << 10
-"""Least bytes of a rank's slot: gathered logits take few rounds also where a step's sums are short."""
+"""Least bytes of a rank's slot, so that gathered logits take few rounds also where a step's sums are short."""
 
 MOST_SLOT_BYTES: Final = 8 << 20
 """Most bytes of a rank's slot: 512 rows of 4096 numbers. Larger slots make a sum no faster."""
@@ -34,10 +34,10 @@ _MET_ALL, _ABORTED = 0, 1
 """Values of `Met` in ranks.h. Its third one says that ranks are no longer in step."""
 
 _ROUNDS: Final = 1 << 32
-"""Rounds are counted so far, and from 0 on again. No rank is more than one ahead of another."""
+"""Round numbers wrap around at this count. No rank is more than one round ahead of another."""
 
 _IS_BFLOAT16: Final = {"torch.float32": False, "torch.bfloat16": True}
-"""Number types of sums."""
+"""Number types of sums, and whether each is bfloat16."""
 
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 
@@ -58,7 +58,7 @@ class RankGroup:
         slot_bytes: int,
         why: Callable[[], str] = lambda: "a rank of this worker is lost",
     ) -> None:
-        """Joins with the descriptor of what `create_memory` made, which this object closes.
+        """Joins the group in the memory behind `fd`, which `create_memory` made. This object closes `fd`.
 
         `why` returns the reason why waits were ended, for the error.
         """
@@ -83,9 +83,9 @@ class RankGroup:
         """What a native kernel takes as its group; None once it is closed."""
 
     def all_reduce(self, values: torch.Tensor, team: int | None = None) -> None:
-        """Puts the sum of all ranks' `values` in their place: contiguous float32 or bfloat16 of the same shape on each.
+        """Overwrites `values` with their sum over all ranks: contiguous float32 or bfloat16 of the same shape on each.
 
-        The ranks' numbers are added in the order of the ranks, in float32, and rounded once. `team`: the address of
+        The ranks' numbers are added in the order of the ranks, in float32, and rounded once. `team` is the address of
         the threads that help.
         """
         assert values.is_contiguous()
@@ -107,7 +107,7 @@ class RankGroup:
         return whole
 
     def meet(self) -> None:
-        """Waits until all ranks have come here."""
+        """Waits until all ranks have called it."""
         self.check(self._meet(self.address))
 
     def abort(self) -> None:
@@ -139,7 +139,7 @@ class RankGroup:
             self._memory.close()
 
     def check(self, met: int) -> None:
-        """Raises RankLost where a kernel returned another `Met` than ALL."""
+        """Raises RankLost where a kernel returned `Met` ABORTED, and AssertionError where ranks are not in step."""
         if met == _MET_ALL:
             return
         if met == _ABORTED:
@@ -156,7 +156,7 @@ def slot_bytes_for(most_bytes: int) -> int:
 def create_memory(kernels: Kernels, ranks: int, most_bytes: int) -> tuple[int, int]:
     """Returns the descriptor of memory for a group of `ranks`, claimed at once, and the bytes of a slot in it.
 
-    `most_bytes`: bytes of the longest sum. It takes one round if it fits the largest slot, and several if not.
+    `most_bytes` are those of the longest sum. It takes one round if it fits the largest slot, and several if not.
     Raises OSError where there is not enough memory.
     """
     slot_bytes = slot_bytes_for(most_bytes)

@@ -30,29 +30,32 @@ from twostroke.ranks.group import FIRST, RankGroup, create_memory
 from twostroke.ranks.rank import BEAT_S, READY, Aside, AsideEnd, RankJob, RankStart
 
 FROZEN_LOADING_S: Final = 60.0
-"""A rank that loads is lost without a beat for this long: imported libraries hold its interpreter for seconds, and for
-longer on a busy machine."""
+"""Seconds without a heartbeat after which a rank that loads is lost. Imported libraries hold its interpreter for
+seconds, and for longer on a busy machine."""
 
 LATE_S: Final = 60.0
-"""A rank that still sends heartbeats is lost, too, where the first rank waits for it this long within a round: its
-compute thread hangs. Between two rounds all ranks have about as much to do, and no weights to load."""
+"""Seconds that the first rank waits for a rank within one round. After that the rank is lost although it sends
+heartbeats, because its compute thread hangs. Between two rounds all ranks have about as much to do, and no weights to
+load."""
 
 GRACE_S: Final = 2.0
-"""How long ranks have to end on their own. They do nothing but exit; a frozen one is killed after it."""
+"""Seconds that ranks have to exit on their own. They do nothing but exit; one that has not by then is frozen, and is
+killed."""
 
 STANDARD_ERROR: Final = 2
 """The descriptor of stderr."""
 
 WHY_S: Final = 1.0
-"""How long to wait for the watching thread to find out why waits were ended. The same event wakes that thread."""
+"""Seconds to wait for the watching thread to find out why waits were ended. The same event wakes that thread."""
 
 BLAME_S: Final = 0.1
-"""How long a first rank that fails waits for the watching thread to say that another one has died, which may be why."""
+"""Seconds that a first rank with an error waits for the watching thread to report the death of another rank, which may
+be the cause."""
 
 
 @dataclass(slots=True, eq=False)
 class _RankProcess:
-    """A further rank, as the watching thread knows it."""
+    """What the watching thread knows of a further rank."""
 
     name: str
     """For errors: "rank 2 of 4 (pid 123)"."""
@@ -66,7 +69,7 @@ class _RankProcess:
     awaited_round: int | None = None
     """The round in which the first rank waits for it, if it does."""
     late_s: float = 0.0
-    """Seconds for which that lasts, counted in the same way."""
+    """Seconds for which the first rank has waited in that round, counted as `silent_s` is."""
 
     def ended(self) -> str:
         code = self.process.wait()
@@ -79,17 +82,18 @@ class _Fate:
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     waited_for: int = 0
-    """Ranks that have not loaded yet."""
+    """Number of ranks that have not loaded yet."""
     lost: ConfigError | RankLost | None = None
 
     def why(self) -> str:
-        """Returns why waits were ended. The watching thread may be a moment from knowing it."""
+        """Returns why waits were ended, for which it may wait: the watching thread may be about to find out."""
         with self.changed:
             self.changed.wait_for(lambda: self.lost is not None, WHY_S)
             return "a rank of this worker is lost" if self.lost is None else self.lost.message
 
     def blamed(self) -> ConfigError | RankLost | None:
-        """Returns what another rank has ended with, if one has: what fails in this one may be due to it."""
+        """Returns the error that another rank has ended with, if one has: it may be the cause of an error in this
+        one."""
         with self.changed:
             self.changed.wait_for(lambda: self.lost is not None, BLAME_S)
             return self.lost
@@ -100,7 +104,7 @@ class RankCare:
     """How the first rank watches over the others."""
 
     frozen_s: float
-    """A rank that has loaded is lost without a beat for this long."""
+    """Seconds without a heartbeat after which a rank that has loaded is lost."""
     worker: str = "worker"
     """The worker's name in their logs."""
     on_lost: Callable[[RankLost], None] = lambda error: None
@@ -108,9 +112,8 @@ class RankCare:
 
 
 class RankProcesses:
-    """The first rank's hold on the others. One thread sends steps, and any thread may send work that runs
-    beside them.
-    """
+    """Starts, commands and ends the ranks other than the first. One thread sends steps, and any thread may send work
+    that runs beside them."""
 
     def __init__(
         self,
@@ -123,8 +126,8 @@ class RankProcesses:
     ) -> None:
         """Starts ranks 1 to `ranks` - 1, which load while the caller does the same.
 
-        `most_bytes`: of the longest sum. `descriptors` are those that the job needs. Raises ConfigError where processes
-        or memory cannot be had.
+        `most_bytes` are those of the longest sum. The ranks inherit `descriptors`, which the job needs. Raises
+        ConfigError where processes cannot be started or memory is missing.
         """
         self._fate = _Fate(waited_for=ranks - 1)
         self._sending = threading.Lock()
@@ -152,7 +155,8 @@ class RankProcesses:
         return self._watcher.pids
 
     def wait_until_ready(self) -> None:
-        """Raises ConfigError with what a rank cannot load, and RankLost where one has died meanwhile."""
+        """Waits until all other ranks have loaded. Raises ConfigError with what a rank cannot load, and RankLost where
+        one has died meanwhile."""
         fate = self._fate
         with fate.changed:
             fate.changed.wait_for(lambda: fate.lost is not None or fate.waited_for == 0)
@@ -161,7 +165,8 @@ class RankProcesses:
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
-        """Loads within. Raises what another rank cannot load or has died of, where what fails here may be due to it."""
+        """Runs the loading of the first rank. Where it fails after another rank, it raises that rank's error, the
+        likely cause."""
         try:
             yield
         except ConfigError:
@@ -174,8 +179,9 @@ class RankProcesses:
 
     @contextlib.contextmanager
     def step(self, batch: Any) -> Iterator[None]:
-        """Computes a step within, as the other ranks do. Raises RankLost, also where only this rank fails: the others
-        then wait for it.
+        """Returns a context in which this rank computes a step, while the others compute the same one.
+
+        Raises RankLost, also where only this rank fails: the others then wait for it.
         """
         self.send(batch)
         try:
@@ -184,11 +190,11 @@ class RankProcesses:
         except RankLost:
             raise
         except Exception as error:
-            self._fate.blamed()  # waits: what another rank has said of its end comes first
+            self._fate.blamed()  # waits, because an error of another rank takes precedence
             raise self.lose(f"the first rank failed with {type(error).__name__}: {error}") from error
 
     def send(self, batch: Any) -> None:
-        """Begins a step on the other ranks. Raises RankLost."""
+        """Starts a step, or other work between steps, on the other ranks. Raises RankLost."""
         if self._fate.lost is not None:
             raise RankLost(self._fate.lost.message)
         message = pickle.dumps(batch, pickle.HIGHEST_PROTOCOL)
@@ -200,9 +206,9 @@ class RankProcesses:
             raise RankLost(self._fate.why()) from error
 
     def aside(self, work: Any) -> None:
-        """Lets each other rank do some work in a thread of its own, and returns when all have; steps run meanwhile.
+        """Has each other rank do some work in a separate thread while steps run, and returns when all have ended it.
 
-        Any thread may call it. Raises ConfigError where one could not do it, once all have ended, and RankLost.
+        Any thread may call it. Raises RankLost, and ConfigError where a rank could not do the work.
         """
         with _in_memory(work) as memory, _byte_pipe() as (done, write_end):
             try:
@@ -219,7 +225,7 @@ class RankProcesses:
             raise ConfigError(f"{len(problems)} of the other ranks could not do it: {problems[0]}")
 
     def _ends(self, done: FileIO) -> Iterator[AsideEnd]:
-        """Yields how work aside has ended, until all ranks have said so. Raises RankLost."""
+        """Yields how the work has ended at each rank, as ranks report it. Raises RankLost."""
         left, came, ended = len(self._connections), bytearray(), select.poll()
         ended.register(done, select.POLLIN)
         while left:
@@ -239,7 +245,7 @@ class RankProcesses:
         self.group.meet()
 
     def lose(self, reason: str) -> RankLost:
-        """Ends all ranks because this one has failed. Returns the error of what was lost first."""
+        """Ends all ranks because this one has failed. Returns the error of the rank that was lost first."""
         return self._watcher.lose(RankLost(reason))
 
     def close(self) -> None:
@@ -249,7 +255,8 @@ class RankProcesses:
 
 
 class _Watcher:
-    """A thread that is the ranks' parent, since a child's death signal is bound to the thread that made it."""
+    """Runs the thread that starts and watches the ranks. It lasts as long as they do, because a child's death signal is
+    bound to the thread that started it."""
 
     def __init__(
         self,
@@ -266,7 +273,8 @@ class _Watcher:
         self._wake_read, self._wake_write = os.pipe()
 
     def start(self, starts: Sequence[RankStart], descriptors: Sequence[int]) -> list[Connection]:
-        """Returns the connection of each rank. Raises what making a process raises: OSError, as a rule."""
+        """Starts the ranks, and returns the connection of each. Raises what starting a process raises, which is mostly
+        OSError."""
         begun, errors = threading.Event(), list[Exception]()
 
         def watch() -> None:
@@ -293,7 +301,7 @@ class _Watcher:
         return [rank.process.pid for rank in self._ranks]
 
     def lose(self, error: ConfigError | RankLost) -> RankLost:
-        """Ends all waits, so that no rank computes on. The first error stays."""
+        """Ends all waits, and kills the other ranks. The first error is kept and returned."""
         with self._fate.changed:
             is_first = self._fate.lost is None
             lost = self._fate.lost = self._fate.lost or error
@@ -320,7 +328,7 @@ class _Watcher:
             os.close(fd)
 
     def _watch(self) -> None:
-        """Returns when `close` is called."""
+        """Handles messages, deaths and missing heartbeats of ranks until `close` is called."""
         events, by_fd = select.poll(), dict[int, _RankProcess]()
         events.register(self._wake_read, select.POLLIN)
         for rank in self._ranks:
@@ -332,7 +340,7 @@ class _Watcher:
             seen = {fd for fd, _ in events.poll(BEAT_S * 1e3)}
             if self._wake_read in seen:
                 return
-            for fd in seen & {rank.connection.fileno() for rank in self._ranks}:  # first: these say why a rank ended
+            for fd in seen & {rank.connection.fileno() for rank in self._ranks}:  # first: messages say why a rank ends
                 if not self._hear(by_fd[fd]):
                     events.unregister(fd)
             for fd in seen & {rank.pidfd for rank in self._ranks}:
@@ -343,7 +351,7 @@ class _Watcher:
             looked_s = now_s
 
     def _hear(self, rank: _RankProcess) -> bool:
-        """Returns whether there may be more to hear."""
+        """Handles one message of a rank, and returns whether another may come."""
         try:
             message = rank.connection.recv_bytes()
         except (EOFError, OSError):
@@ -383,7 +391,7 @@ class _Watcher:
             self.lose(RankLost(f"{rank.name} hangs: the first rank has waited for it for {LATE_S:g} s"))
 
     def _end_all(self) -> None:
-        """Lets ranks end, and kills those that do not."""
+        """Closes the ranks' connections, so that they exit, and kills those that do not."""
         for rank in self._ranks:
             rank.connection.close()
         end_s = time.monotonic() + GRACE_S
@@ -401,19 +409,19 @@ def _start(start: RankStart, descriptors: Sequence[int]) -> _RankProcess:
         process = subprocess.Popen(
             [sys.executable, "-m", "twostroke.ranks", str(os.getpid()), str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
-            stdout=STANDARD_ERROR,  # standard output is where a worker says that it is ready
+            stdout=STANDARD_ERROR,  # a worker reports on standard output that it is ready
             pass_fds=(theirs.fileno(), *descriptors),
         )
         name = f"rank {start.rank} of {start.ranks} (pid {process.pid})"
         rank = _RankProcess(name, process, ours, os.pidfd_open(process.pid))
-    with contextlib.suppress(OSError):  # it has died already, which its pidfd says
+    with contextlib.suppress(OSError):  # it has died already; the watching thread sees that by its pidfd
         ours.send_bytes(message)
     return rank
 
 
 @contextlib.contextmanager
 def _in_memory(work: Any) -> Iterator[int]:
-    """Returns the descriptor of memory that has the work, pickled."""
+    """Yields the descriptor of memory that holds the work, pickled."""
     with os.fdopen(os.memfd_create("twostroke-aside", os.MFD_CLOEXEC), "wb") as file:
         pickle.dump(work, file, pickle.HIGHEST_PROTOCOL)
         file.flush()
@@ -430,7 +438,8 @@ def _byte_pipe() -> Iterator[tuple[FileIO, FileIO]]:
 
 @contextlib.contextmanager
 def _pipe() -> Iterator[tuple[Connection, Connection]]:
-    """Yields our end and the child's, which is closed here; both where the child cannot be made."""
+    """Yields our end and the child's, which is closed afterwards. Where the child cannot be started, ours is closed,
+    too."""
     ours, theirs = Pipe()
     try:
         yield ours, theirs

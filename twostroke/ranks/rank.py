@@ -35,10 +35,11 @@ BEAT_S: Final = 0.1
 """Seconds between two signs of a rank that it is not frozen."""
 
 READY: Final = b""
-"""The message of a rank that has loaded; any other one says what went wrong."""
+"""The message of a rank that has loaded. Any other message is the text of an error."""
 
 MOST_PROBLEM_BYTES: Final = 2048
-"""Bytes of what work aside has failed of: a pipe takes more at once, so that ranks do not write into one another."""
+"""Most bytes of the error text of work beside steps. A pipe writes more than that atomically, so texts of several ranks
+never mix."""
 
 _PR_SET_PDEATHSIG: Final = 1
 """A constant of linux/prctl.h."""
@@ -49,13 +50,14 @@ class RankJob(abc.ABC):
 
     @abc.abstractmethod
     def load(self, group: RankGroup) -> Callable[[Any], None]:
-        """Loads in a rank's process, and returns what computes a step of what the first rank sends.
+        """Loads in a rank's process, and returns the function that handles each message of the first rank.
 
-        Descriptors that were handed over have the same numbers here. Raises ConfigError for what cannot be loaded.
+        Inherited descriptors have the same numbers here. Raises ConfigError for what cannot be loaded.
         """
 
     def end_waits(self) -> None:  # noqa: B027  # most jobs wait in the group alone
-        """Ends the waits of the first rank that the group knows nothing of, since ranks are lost; in another thread."""
+        """Ends waits of the first rank that `RankGroup.abort` does not reach. It is called in another thread when ranks
+        are lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +83,10 @@ class RankStart:
 
 @dataclass(frozen=True, slots=True)
 class AsideEnd:
-    """How work aside has ended at one rank. What it failed of costs the work, and no rank."""
+    """How work beside steps has ended at one rank. A failure ends only the work, and no rank is lost."""
 
     problem: str = ""
-    """Empty: it is done."""
+    """Why the work failed; empty if it is done."""
 
     def write(self, pipe: int) -> None:
         data = self.problem.encode("utf-8", "replace")[:MOST_PROBLEM_BYTES]
@@ -92,7 +94,7 @@ class AsideEnd:
 
     @classmethod
     def read(cls, data: bytearray) -> Iterator[AsideEnd]:
-        """Takes all ends that have come whole."""
+        """Removes all complete ends from `data`, and yields them."""
         while len(data) >= 2 and len(data) >= (end := 2 + int.from_bytes(data[:2], "big")):
             yield cls(data[2:end].decode("utf-8", "replace"))
             del data[:end]
@@ -100,14 +102,14 @@ class AsideEnd:
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """The message before work that a rank does on a separate thread while steps run. Nobody meets after it.
+    """The message that announces work for a separate thread of a rank while steps run. Ranks do not meet after it.
 
-    Two descriptors come after it: of memory with the work, pickled, since it may be large and steps share the way; and
-    of a pipe that takes the work's end (see `AsideEnd`).
+    Two descriptors follow it. One is of memory with the pickled work, which may be large and would delay steps on the
+    connection. The other is of a pipe, into which the rank writes how the work has ended (see `AsideEnd`).
     """
 
     def begin(self, connection: Connection, work: Callable[[Any], None], failed: Callable[[Exception], None]) -> None:
-        """Receives what comes after, and starts."""
+        """Receives the two descriptors, and starts the thread."""
         with socket.socket(fileno=os.dup(connection.fileno())) as way:
             _, descriptors, _, _ = socket.recv_fds(way, 1, 2)
         threading.Thread(target=self._do, args=(*descriptors, work, failed), name="aside", daemon=True).start()
@@ -118,7 +120,7 @@ class Aside:
                 found = pickle.loads(pickled)
             work(found)
             AsideEnd().write(done)
-        except (RankLost, BrokenPipeError) as error:  # it is not awaited
+        except (RankLost, BrokenPipeError) as error:  # nobody waits for the work
             failed(error)
         except Exception as error:
             AsideEnd(_line_of(error)).write(done)
@@ -132,7 +134,7 @@ def main() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         sys.exit("the first rank was gone before this process was bound to it")
-    for number in (signal.SIGINT, signal.SIGTERM):  # of a terminal, or of a container: they are for the first rank
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes; only the first rank handles them
         signal.signal(number, signal.SIG_IGN)
     connection = Connection(fd)
     with contextlib.suppress(EOFError, ConnectionError):
@@ -141,7 +143,8 @@ def main() -> None:
 
 
 def _serve(connection: Connection) -> None:
-    """Raises EOFError or ConnectionError once the first rank has closed its end."""
+    """Loads, then handles messages of the first rank. Raises EOFError or ConnectionError once the first rank has closed
+    its end."""
     message = connection.recv_bytes()
     try:
         start: RankStart = pickle.loads(message)
@@ -166,7 +169,7 @@ def _serve(connection: Connection) -> None:
             compute(message)
             group.meet()
         except RankLost:
-            continue  # the first rank knows better than this one, and ends it
+            continue  # the first rank knows the cause, and ends this one
         except Exception as error:
             failed(error)
 
