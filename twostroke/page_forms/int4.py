@@ -8,15 +8,15 @@ from twostroke.base.errors import ConfigError
 from twostroke.page_forms.page_form import PageForm, PageShape
 
 BLOCK: Final = 16
-"""Tokens of a block: scales of keys span it."""
+"""Tokens of a block. The scales of keys span all of them."""
 PER_WORD: Final = 8
-"""Numbers in a word of 32 bits."""
+"""4-bit numbers in a word of 32 bits."""
 LARGEST_DIM: Final = 256
-"""Values of a head that the native kernel has room for."""
+"""Most values of a head that the native kernel has room for."""
 PAIR_BYTES: Final = 4
-"""A float16 scale and a float16 center of a group of 4-bit numbers."""
+"""Bytes of the float16 scale and the float16 center of a group of 4-bit numbers."""
 VALUE_GROUP: Final = 32
-"""Values of one token that share a scale."""
+"""Number of values of one token that share a scale."""
 
 
 def check_shape(shape: PageShape) -> None:

@@ -1,4 +1,5 @@
-"""A page form says in which number format keys and values lie in a page, and which scales belong to them. No torch.
+"""A page form defines how a page stores keys and values: their number format, and the scales that belong to them. No
+torch.
 
 Scales are part of the page: no scale crosses a page, so a page can be moved, digested and read alone. Attention reads
 what the page stores, also in the step that writes it, so a page never changes an answer.
@@ -38,7 +39,7 @@ class PageShape:
     """Which of the model's layers these are; None: all of them."""
 
     def of_layers(self, indices: tuple[int, ...]) -> PageShape:
-        """Returns the shape of pages that hold some of the layers of these, which are all of the model's."""
+        """Returns the shape of pages that hold only these layers. This shape must have all layers of the model."""
         return replace(self, layers=len(indices), selection=LayerSelection(indices, self.layers))
 
     @property
@@ -57,7 +58,7 @@ def takes_any_shape(shape: PageShape) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PageForm:
-    """How the keys and values of a block are stored for one head and layer, or for all of a page."""
+    """How pages store the keys and values of their blocks."""
 
     name: str
     """The word that --kv-format takes."""
@@ -74,8 +75,8 @@ class PageForm:
     check_shape: Callable[[PageShape], None] = takes_any_shape
     """Raises ConfigError for blocks and heads that this form does not take."""
     spans_block: bool = False
-    """Whether scales span the tokens of a block: it is stored when its last token is there, and its own tokens see it
-    exact."""
+    """Whether scales span the tokens of a block. Such a block is stored once it is full, and attention of its own
+    tokens reads it unrounded."""
     stores_latents: bool = False
     """Whether pages of latents may have this form."""
     may_have_exact_layers: bool = False
@@ -106,12 +107,12 @@ class PagePart:
 
     @property
     def layers(self) -> slice:
-        """Returns which layers of the page these are."""
+        """Returns the layers of the page that this part holds."""
         return slice(self.first_layer, self.first_layer + self.shape.layers)
 
     @property
     def heads(self) -> slice:
-        """Returns which heads of the page these are."""
+        """Returns the heads of the page that this part holds."""
         return slice(self.first_head, self.first_head + self.shape.kv_heads)
 
     @property

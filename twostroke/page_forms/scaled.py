@@ -7,7 +7,7 @@ from typing import Final
 from twostroke.page_forms.page_form import PageForm, PageShape
 
 SCALE_BYTES: Final = 4
-"""One float32 scale of a token's key or value in one head."""
+"""Bytes of the float32 scale of a token's key or value in one head."""
 
 
 def _scaled_per_token(name: str, largest_distance: float, text: str) -> PageForm:
