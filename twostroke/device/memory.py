@@ -23,7 +23,7 @@ class DeviceMemory(Pages):
     """
 
     def __init__(self, pages: int, page_bytes: int, device: torch.device, *further: PageRegion) -> None:
-        """`further`: the pages of other groups than the first."""
+        """`further` are the pages of the groups after the first."""
         self.layout = layout = PoolLayout.of(pages, page_bytes, *further)
         self.device = device
         refuse_more_than_free(layout.size_bytes, free_bytes(device), place=str(device))
@@ -51,14 +51,15 @@ class DeviceMemory(Pages):
         return self.tensor.nbytes + generation_bytes(self.pages)
 
     def close(self) -> None:
-        """Views that others still hold keep the memory alive until they go."""
+        """Drops the tensor and the generations. Views that others hold keep the memory allocated until they are
+        dropped."""
         del self.tensor
         self._drop_generations()
         self.table.close()
 
 
 def free_bytes(device: torch.device) -> int:
-    """Returns what this process may still allocate there."""
+    """Returns the bytes that this process may still allocate on the device."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return available_memory_bytes()

@@ -11,11 +11,11 @@ import torch
 class MemorySharing(abc.ABC):
     @abc.abstractmethod
     def device_name(self, device: torch.device) -> str:
-        """Returns the same in every process, whatever it calls the device; without spaces."""
+        """Returns a name of the device, without spaces, that is the same in every process."""
 
     @abc.abstractmethod
     def reachable(self, name: str, ours: torch.device) -> torch.device | None:
-        """Returns what this process calls the device of that name, if `ours` can copy from there."""
+        """Returns this process's device of that name; None if `ours` cannot copy from it."""
 
     @abc.abstractmethod
     def share(self, pool: torch.Tensor) -> bytes:
@@ -23,7 +23,7 @@ class MemorySharing(abc.ABC):
 
     @abc.abstractmethod
     def open(self, handle: bytes, device: torch.device) -> torch.Tensor:
-        """Returns the shared pool as flat bytes. It lasts as long as the tensor that this returns."""
+        """Returns the shared pool as flat bytes. The pool stays open as long as the returned tensor exists."""
 
 
 class CudaSharing(MemorySharing):
@@ -52,7 +52,7 @@ class CudaSharing(MemorySharing):
         segment, size, place, readers, reader, event, must_wait, offset = json.loads(handle)
         torch.cuda.init()  # type: ignore[no-untyped-call]  # torch annotates it not
         segment, readers, event = (bytes.fromhex(name) for name in (segment, readers, event))
-        # The owner may call its device by another number: the storage is opened on what we call it.
+        # The owner may number the devices differently, so the storage is opened on our number.
         storage = torch.UntypedStorage._new_shared_cuda(
             device.index, segment, size, place, readers, reader, event, must_wait
         )

@@ -26,9 +26,9 @@ class PoolPart:
     """uint8 [bytes]: parts of pages, as `layout` says."""
     layout: PoolLayout
     stream: CopyStream
-    """For copies to and from this device."""
+    """The stream of copies to and from this device."""
     index: int = 0
-    """Which part it is. Parts of a page have the same size and lie side by side."""
+    """The part's position in the page. Parts of a page have the same size and lie side by side."""
 
     def within(self, page: int) -> slice:
         """Returns where the part lies in a page, in bytes."""
@@ -38,7 +38,7 @@ class PoolPart:
 
 class StagedAccess(PageAccess):
     def __init__(self, parts: Sequence[PoolPart], layout: PoolLayout, batch_pages: int) -> None:
-        """`layout`: of whole pages. Where several parts have the same index, one is read and all are written."""
+        """`layout` is that of whole pages. Where several parts have the same index, one is read and all are written."""
         self._parts = parts
         self._read_parts = list({part.index: part for part in parts}.values())
         self._layout = layout
@@ -84,7 +84,7 @@ class StagedAccess(PageAccess):
         del self._parts, self._read_parts, self._views, self._ring
 
     def _fetch(self, pages: Sequence[int]) -> int:
-        """Asks for the pages' bytes; the buffer that they will be in."""
+        """Requests copies of the pages to the host. Returns the index of the buffer that they will be in."""
         buffer = self._take()
         self._wait(buffer)
         for part in self._read_parts:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 Mark = Callable[[], None]
-"""Call it to wait until all that was asked for before the mark is copied."""
+"""Waits until all copies are done that were requested before the mark."""
 
 
 class CopyStream(abc.ABC):
@@ -17,13 +17,13 @@ class CopyStream(abc.ABC):
 
     @abc.abstractmethod
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Asks for a copy. Neither may be touched before it is known to be done."""
+        """Requests a copy. Neither tensor may be touched before the copy is known to be done."""
 
     @abc.abstractmethod
     def mark(self) -> Mark: ...
 
     def synchronize(self) -> None:
-        """Waits until all that was asked for is copied."""
+        """Waits until all requested copies are done."""
         self.mark()()
 
 
