@@ -1,4 +1,4 @@
-"""Which models are served, where their files lie, and their straight-line native form.
+"""The models that are served: their specs, their files, their weights and the decoders that compute them.
 
 `spec` and `catalog.places` never load torch: routers and launchers use them too.
 """

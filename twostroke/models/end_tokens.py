@@ -1,6 +1,7 @@
-"""The tokens that end an answer: all that config, generation config, tokenizer and GGUF file of a model name.
+"""The tokens that end an answer: all that the config, the generation config, the tokenizer and the GGUF file of a model
+name.
 
-The sources add up, as in vLLM, because publishers forget now one of them and now another. No torch here.
+They are combined, as in vLLM, because publishers forget now one of them and now another. No torch here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ TOKENIZER: Final = "tokenizer.json"
 SPECIAL_TOKENS: Final = ("tokenizer_config.json", "special_tokens_map.json")
 """Files with eos_token as the text of a token, or as an object with its content."""
 READ_FILES: Final = ("config.json", "generation_config.json", *SPECIAL_TOKENS, TOKENIZER)
-"""The files of a model's directory that its spec is read from, but for a GGUF file."""
+"""The files of a model's directory that its spec is read from, except for a GGUF file."""
 GGUF_KEYS: Final = tuple(f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "eot", "eom"))
 """The ends of a text, of a turn and of a message in a GGUF file's header."""
 
@@ -25,10 +26,9 @@ GGUF_KEYS: Final = tuple(f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "
 def end_tokens(directory: Path, config_ids: Any, vocab_size: int, *, usual_ids: Any = None) -> tuple[int, ...]:
     """Returns the ids of all end tokens of the model in `directory`, those of its generation config first.
 
-    `config_ids` is what config.json says; `usual_ids`, which transformers has for such models, count where nothing else
-    names any: in other vocabularies they are ordinary words. Ids that the model's logits do not have
-    (`vocab_size` and above) are left out: they are never drawn. Raises ValueError, naming the file, for what is no
-    token.
+    `config_ids` is the value in config.json. `usual_ids` are transformers' defaults for such models. They count only
+    where nothing else names an end token, since in other vocabularies they are ordinary words. Ids from `vocab_size` on
+    are left out, since they are never drawn. Raises ValueError, naming the file, for what is no token.
     """
     generation = _read(directory / "generation_config.json").get("eos_token_id")
     found = [
@@ -63,7 +63,7 @@ def _of_tokenizer(directory: Path) -> Iterator[int]:
 
 
 def _tokens(tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the id of each token's text; that of an added token where both have it."""
+    """Returns the id of each token's text. Where an added token has the same text, its id counts."""
     model = tokenizer.get("model")
     vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
     tokens = dict(vocabulary) if isinstance(vocabulary, Mapping) else {}
@@ -78,7 +78,7 @@ def _of_gguf(directory: Path) -> Iterator[int]:
 
 
 def gguf_end_facts(directory: Path) -> tuple[Any, ...]:
-    """Returns what the header of a directory's GGUF file says by `GGUF_KEYS`, unchecked; None for what it does not."""
+    """Returns the values of `GGUF_KEYS` in the header of a directory's GGUF file, unchecked; None for a missing key."""
     gguf = gguf_in(directory)
     facts = {} if gguf is None else read_gguf(gguf).facts
     return tuple(facts.get(key) for key in GGUF_KEYS)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertLoad:
-    """Counts that the forward pass adds to, and that anybody may read at any time."""
+    """Counts that the forward pass adds to, and that any thread may read at any time."""
 
     tokens: npt.NDArray[np.int64]
     """[layers with experts, experts]: tokens that each expert was ever chosen for."""
@@ -21,9 +21,10 @@ class ExpertLoad:
         return counts
 
     def imbalance(self) -> float:
-        """Returns by how much the busiest expert of a layer exceeds their mean, over all layers; 1 while all are equal.
+        """Returns the load of a layer's busiest expert over the mean of its experts, averaged over all layers; 1
+        without tokens.
 
-        So much longer a layer takes when each expert has a process of its own.
+        If each expert had its own process, a layer would take longer by this factor.
         """
         means = self.tokens.mean(1)
         used = means > 0

@@ -1,4 +1,4 @@
-"""Which version of its files a model was read from: they may be replaced while it loads. No torch here.
+"""Notices whether a model's files were replaced while it was loaded. No torch here.
 
 Weights are mapped, so their bytes cannot be read once for all that is made of them: they are digested by one thread and
 packed by another. So a reader notes the versions of all files first, and checks at the end whether they are the same.
@@ -24,17 +24,20 @@ READ_TEXTS: Final = frozenset(
         *("chat_template.json", "vocab.json", "vocab.txt", "merges.txt"),
     }
 )
-"""Files of a model's directory that anything is read from: others may be logs and results that are being written."""
+"""Files of a model's directory that anything is read from. Other files may be logs and results that are being written.
+"""
 TICK_S: Final = 0.02
-"""Longer than a tick of a file system's clock: two changes within one tick leave the same time of change."""
+"""Seconds, longer than a tick of a file system's clock. Two changes within one tick leave the same time of change."""
 
 LOOKS: Final = 5
-"""A file that is written to all the time never comes to rest: its next change is noticed at the end."""
+"""Most looks that wait for a change to be a tick ago. A file that is written all the time never gets there, but its
+next change is noticed at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileVersion:
-    """What is another one whenever a file has been written to, or another file has taken its name."""
+    """The identity of a file's content. It differs once the file has been written to, or another file has taken its
+    name."""
 
     path: str
     device: int
@@ -62,13 +65,14 @@ class FileVersions:
     files: tuple[FileVersion, ...]
     """Versions of the files that anything is read from, by path."""
     names: tuple[str, ...] | None = None
-    """The names of those files; None for all that are read from."""
+    """The names of those files. None: all of READ_TEXTS and READ_SUFFIXES."""
     field: str = "model"
-    """What an error names."""
+    """The field that an error names."""
 
     @classmethod
     def now(cls, directory: Path, names: tuple[str, ...] | None = None, *, field: str = "model") -> Self:
-        """Looks when the files' clock can tell a later change from the last one."""
+        """Returns the present versions. It waits until the latest change is a tick ago, so that a later one has another
+        time."""
         files = _look(directory, names)
         for _ in range(LOOKS):
             age_s = (time.time_ns() - max((file.ctime_ns for file in files), default=0)) / 1e9
@@ -97,7 +101,8 @@ def changed_while_read(paths: Collection[str], field: str = "model") -> ConfigEr
 
 @contextlib.contextmanager
 def unchanged(directory: Path, names: tuple[str, ...] | None = None, *, field: str = "model") -> Iterator[FileVersions]:
-    """Raises ConfigError where a file that is read within was changed meanwhile, and nothing else has gone wrong."""
+    """Checks that no file changes while the body reads it. Raises ConfigError where one did, unless the body has
+    raised."""
     versions = FileVersions.now(directory, names, field=field)
     yield versions
     versions.check_unchanged()
@@ -114,6 +119,6 @@ def _look(directory: Path, names: tuple[str, ...] | None) -> tuple[FileVersion, 
         paths = [directory / name for name in names]
     found = []
     for path in paths:
-        with contextlib.suppress(OSError):  # one that is not there, or was removed meanwhile: who reads it says so
+        with contextlib.suppress(OSError):  # missing, or removed meanwhile: reading it raises the error
             found.append(FileVersion.of(path))
     return tuple(found)

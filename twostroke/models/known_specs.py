@@ -1,6 +1,7 @@
-"""Specs of models that this machine has read before. No torch and no transformers here, which take seconds to load.
+"""Keeps specs of models that this machine has read before. No torch and no transformers here, which take seconds to
+load.
 
-A spec is remembered for as long as it would be read from the same bytes by the same code.
+A kept spec is used as long as the same code would read it from the same bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def known_spec(directory: Path, max_model_len: int | None = None, implementation
 
 
 def _remember(memory: Path, spec: ModelSpec) -> None:
-    """Remembers a spec. If this cannot be written, the next start reads the files again."""
+    """Writes a spec for later starts. If it cannot be written, the next start reads the files again."""
     try:
         make_folder(memory.parent)
         with tempfile.NamedTemporaryFile("w", dir=memory.parent, prefix=".spec-", delete=False) as file:
@@ -48,7 +49,7 @@ def _remember(memory: Path, spec: ModelSpec) -> None:
 
 
 def spec_key(directory: Path, max_model_len: int | None, implementation: str) -> str:
-    """Returns the digest of all that a spec is read from, the code that reads it included."""
+    """Returns the digest of all that a spec is read from, including the code that reads it."""
     files = content_digest((name, directory / name) for name in READ_FILES)
     return cache_key(
         "spec",

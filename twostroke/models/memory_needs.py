@@ -31,29 +31,32 @@ from twostroke.models.weights.stored.model_files import LayoutOf
 from twostroke.page_forms.page_form import PageShape
 
 CONTEXT_BYTES: Final = 1 << 30
-"""For what we do not count on a device: the driver's context, libraries' workspaces, recorded graphs, fragmentation."""
+"""Bytes of a device for what we do not count: the driver's context, libraries' workspaces, recorded graphs,
+fragmentation."""
 DRAW_BYTES: Final = 40
-"""Per logit of a row that is drawn on the device: float32 values and int64 counters, and what they become."""
+"""Bytes for each logit of a row that is drawn on the device: float32 values and int64 counters, and what is computed
+from them."""
 HOST_PROCESS_BYTES: Final = 430 << 20
-"""The process of a worker on a CPU without weights, pages and activations, as measured: Python, torch, libraries."""
+"""Bytes of a worker's process on a CPU without weights, pages and activations, as measured: Python, torch, libraries.
+"""
 KEPT_BYTES: Final = 4
-"""Per logit of a recorded row, at most: every recording keeps its own."""
+"""Bytes for each logit of a recorded row, at most. Every recording keeps its own logits."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightBytes:
-    """The weights of one worker."""
+    """Bytes of a worker's weights: all of them, and those that a step reads."""
 
     total: int
     step: int
-    """What one step reads at least: all matrices that its rows are multiplied with."""
+    """Bytes that one step reads at least: all matrices that its rows are multiplied with."""
 
 
 def packed_weights(spec: ModelSpec, *, is_int8: bool, with_head: bool = True) -> WeightBytes:
-    """Returns the weights as the native CPU kernels hold them: one file for all workers of a host.
+    """Returns the bytes of weights in the native CPU kernels' format: one file for all workers of a host.
 
-    The file has a head even where it is tied to the embedding, and where `with_head` is false, which only says what is
-    read. Norms and biases, some kilobytes, lie elsewhere.
+    The file contains a head even where it is tied to the embedding, or where `with_head` is false. `with_head` only
+    says whether a step reads it. Norms and biases, some kilobytes, are not in the file.
     """
     layer = matrix_bytes(sum(spec.attention_inputs.values()), spec.hidden_size, is_int8=is_int8)
     layer += matrix_bytes(spec.hidden_size, spec.attended_width, is_int8=is_int8)
@@ -73,7 +76,8 @@ def packed_weights(spec: ModelSpec, *, is_int8: bool, with_head: bool = True) ->
 
 
 def _head_bytes(spec: ModelSpec, *, is_int8: bool) -> int:
-    """Returns the bytes of the matrices that each head of one layer has of its own: those to latents and from them."""
+    """Returns the bytes of the matrices that one layer has for each head: from queries to latents, and from latents to
+    values."""
     latents = spec.latents
     if latents is None:
         return 0
@@ -82,7 +86,7 @@ def _head_bytes(spec: ModelSpec, *, is_int8: bool) -> int:
 
 
 def _expansion_bytes(spec: ModelSpec, *, is_int8: bool) -> int:
-    """Returns the bytes of the product that makes keys and values of one layer's latents. Only long chunks need it."""
+    """Returns the bytes of the matrix that makes keys and values from one layer's latents. Only long chunks need it."""
     latents = spec.latents
     if latents is None:
         return 0
@@ -90,7 +94,7 @@ def _expansion_bytes(spec: ModelSpec, *, is_int8: bool) -> int:
 
 
 def _mlp_bytes(spec: ModelSpec, *, is_int8: bool, of_one_token: bool) -> int:
-    """Returns the bytes of all MLPs; or of those that one token has."""
+    """Returns the bytes of all MLPs, or only of those that compute one token."""
     return sum(
         count
         * (
@@ -102,10 +106,11 @@ def _mlp_bytes(spec: ModelSpec, *, is_int8: bool, of_one_token: bool) -> int:
 
 
 def stored_weights(spec: ModelSpec, layout_of: LayoutOf, *, with_head: bool = True) -> WeightBytes:
-    """Returns the weights as the native CPU kernels hold those of a quantised file: one file for all workers of a host.
+    """Returns the bytes of a quantised file's weights in the native CPU kernels' format: one file for all workers of a
+    host.
 
-    `layout_of` knows the matrices of the whole model by the names that the program has for them. A table that is
-    quantised and tied to the head is there once, but for a share: it has the rows of its part of the head, too.
+    `layout_of` has the matrices of the whole model by the names that the program has for them. A quantised table that
+    is tied to the head is stored once. Only a share also stores the rows of its part of the head.
     """
     hidden, layout_of = spec.hidden_size, layouts_of_share(layout_of, spec)
     layers = read = 0
@@ -142,7 +147,7 @@ def stored_weights(spec: ModelSpec, layout_of: LayoutOf, *, with_head: bool = Tr
 
 
 def _stored_mlp(spec: ModelSpec, name: str, width: int, layout_of: LayoutOf) -> int:
-    """Returns the bytes of one MLP; none where it has no width."""
+    """Returns the bytes of one MLP; 0 where it has no width."""
     if not width:
         return 0
     is_gated = spec.activation.is_gated
@@ -152,7 +157,7 @@ def _stored_mlp(spec: ModelSpec, name: str, width: int, layout_of: LayoutOf) -> 
 
 
 def _product_bytes(parts: list[tuple[str, int]], inputs: int, layout_of: LayoutOf, *, is_gated: bool = False) -> int:
-    """Returns the bytes of matrices one below the other: neighbours in one layout are one matrix."""
+    """Returns the bytes of stacked matrices. Neighbours with the same layout are one matrix."""
     layouts = [(layout_of(f"{name}.weight"), rows) for name, rows in parts]
     if is_gated and layouts[0][0] != layouts[1][0]:
         return matrix_bytes(layouts[0][1], inputs, is_int8=False, is_gated=True)
@@ -167,7 +172,7 @@ def _product_bytes(parts: list[tuple[str, int]], inputs: int, layout_of: LayoutO
 
 
 def plain_weights(spec: ModelSpec, dtype: str, *, with_head: bool = True) -> WeightBytes:
-    """Returns the weights as torch and devices hold them."""
+    """Returns the bytes of weights in the format of torch and devices."""
     total = spec.weight_bytes(dtype, with_head=with_head)
     headless = spec.weight_bytes(dtype, with_head=False, of_one_token=True)
     embedding = spec.table_bytes(dtype)
@@ -178,9 +183,10 @@ def plain_weights(spec: ModelSpec, dtype: str, *, with_head: bool = True) -> Wei
 def weights_on_cpu(
     spec: ModelSpec, dtype: str, layouts: LayoutOf | None, *, is_int8: bool, with_head: bool = True
 ) -> tuple[WeightBytes, str]:
-    """Returns the weights as a worker on CPUs holds them, and how.
+    """Returns the bytes of weights on CPUs, and the name of their format.
 
-    Native kernels pack bfloat16 and int8 of our families; all others are torch's. `layouts` are those of the files.
+    Native kernels pack bfloat16 and int8 weights of our families; torch holds all others. `layouts` are those of the
+    files.
     """
     if dtype != "bfloat16" or spec.generic is not None:
         return plain_weights(spec, dtype, with_head=with_head), dtype
@@ -194,9 +200,10 @@ def weights_on_cpu(
 
 
 def device_weights(spec: ModelSpec, dtype: str, layout_of: LayoutOf | None, *, with_head: bool = True) -> WeightBytes:
-    """Returns the weights on a device, where matrices of codes stay codes: but experts and the embedding.
+    """Returns the bytes of weights on a device. Quantised matrices stay quantised, except for experts and the
+    embedding.
 
-    `layout_of` knows matrices by the names that the program has for them, and is None where all are plain numbers.
+    `layout_of` has matrices by the names that the program has for them. It is None where all are plain numbers.
     """
     plain, saved = plain_weights(spec, dtype, with_head=with_head), 0
     if layout_of is None:
@@ -209,7 +216,8 @@ def device_weights(spec: ModelSpec, dtype: str, layout_of: LayoutOf | None, *, w
 
 
 def _dense_matrices(spec: ModelSpec, *, with_head: bool) -> Iterator[tuple[str, int, int]]:
-    """Yields (name, rows, inputs) of every matrix that all rows of a step are multiplied with, but those of latents."""
+    """Yields (name, rows, inputs) of every matrix that all rows of a step are multiplied with, except those of
+    latents."""
     hidden = spec.hidden_size
     for layer in range(spec.layers):
         prefix = f"model.layers.{layer}"
@@ -230,7 +238,7 @@ def _dense_matrices(spec: ModelSpec, *, with_head: bool) -> Iterator[tuple[str, 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """A reading of one device."""
+    """The free memory and the whole memory of one device, read at one time."""
 
     device: str
     free_bytes: int
@@ -239,38 +247,39 @@ class MemoryReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceNeeds:
-    """What one worker puts on its device besides pages."""
+    """The memory that a worker needs on its device, and the size of a page."""
 
     weight_bytes: int
     working_bytes: int
-    """For one step's activations and logits, and what libraries take."""
+    """Bytes for one step's activations and logits, and for libraries."""
     page_bytes: int
 
 
 def step_bytes(spec: ModelSpec, tokens: int) -> int:
-    """Returns a generous size of the activations in a step's widest moment: in and out of the widest layer."""
+    """Returns a generous size, in bytes, of a step's activations in its widest layer, inputs and outputs together."""
     return tokens * (8 * spec.hidden_size + 6 * spec.widest_mlp) * 4
 
 
 def working_bytes(spec: ModelSpec, *, tokens: int, samples: int, recorded: int, has_codes: bool) -> int:
-    """Returns a generous size of what a device holds besides weights and pages: activations, and draws from all logits.
+    """Returns a generous size, in bytes, of what a device holds besides weights and pages: activations, and draws from
+    all logits.
 
-    `recorded`: rows of all recordings together. `has_codes`: whether matrices of codes are expanded for long chunks.
+    `recorded`: rows of all recordings together. `has_codes`: whether quantised matrices are expanded for long chunks.
     """
     logits = spec.vocab_size * (samples * DRAW_BYTES + recorded * KEPT_BYTES)
     return CONTEXT_BYTES + step_bytes(spec, tokens) + logits + has_codes * EXPANDED_BYTES
 
 
 def exact_blocks(form: AnyForm, block_size: int, *, tokens: int, sequences: int) -> int:
-    """Returns how many blocks are exact at once on a device: an unfinished one of each sequence, and a step's own.
+    """Returns how many blocks a device keeps unrounded at once: an unfinished one of each sequence, and a step's own.
 
-    n tokens in a row touch at most n / block_size blocks and two halves. Forms by token keep nothing exact.
+    n tokens in a row touch at most n / block_size blocks and two halves. Forms by token need no unrounded blocks.
     """
     return 2 * sequences + tokens // block_size if form.spans_block else 0
 
 
 def exact_bytes(blocks: int, form: AnyForm, shape: PageShape, dtype: str) -> int:
-    """Returns the bytes of this many exact pages, and of their scratch page if there are any.
+    """Returns the bytes of this many unrounded pages, and of their scratch page if there are any.
 
     They hold the layers that pages of the form do not store in `dtype`.
     """
@@ -282,7 +291,8 @@ def exact_bytes(blocks: int, form: AnyForm, shape: PageShape, dtype: str) -> int
 def device_pages(memory: MemoryReading, needs: DeviceNeeds, cache: CacheConfig) -> int:
     """Returns how many pages a worker keeps on the device.
 
-    Raises ConfigError, saying by how many bytes, where the device is too small for weights, working memory and pages.
+    Raises ConfigError where the device is too small for weights, working memory and pages. The error has the number of
+    missing bytes.
     """
     fixed_bytes = needs.weight_bytes + needs.working_bytes
     least_bytes = cache.kv_cache_memory_bytes or MIN_PAGES * needs.page_bytes
@@ -311,7 +321,7 @@ def device_pages(memory: MemoryReading, needs: DeviceNeeds, cache: CacheConfig) 
 
 
 def _remedy(missing_bytes: int, needs: DeviceNeeds, cache: CacheConfig) -> str:
-    """Says what to change so that the worker fits."""
+    """Returns what to change so that the worker fits."""
     asked = cache.kv_cache_memory_bytes
     if asked is not None and (smaller := asked - missing_bytes) >= MIN_PAGES * needs.page_bytes:
         return f"use --kv-cache-memory {smaller} or less, or free {missing_bytes} bytes"

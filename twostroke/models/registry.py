@@ -1,4 +1,4 @@
-"""From a model directory to its spec: transformers reads the config, we refuse by name what we do not compute."""
+"""Makes the spec of a model directory: transformers reads the config, and we refuse by name what we do not compute."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from twostroke.models.weights.stored.schemes import scheme_of
 MOST: Final = 1 << 24
 """The largest dimension: tens of times those of the largest models, and its vectors still fit into memory."""
 MOST_LAYERS: Final = 1 << 12
-"""Lists of layers are made before any tensor is looked for."""
+"""The most layers. Lists of layers are made before any tensor is looked for."""
 COUNTS: Final[Mapping[str, tuple[int, int]]] = {
     **dict.fromkeys(("num_hidden_layers", "n_layer"), (1, MOST_LAYERS)),
     **dict.fromkeys(
@@ -44,22 +44,22 @@ COUNTS: Final[Mapping[str, tuple[int, int]]] = {
         (0, MOST),
     ),
 }  # fmt: skip
-"""Least and most of whole numbers, by their key. A family says more of those that may be 0."""
+"""The least and the greatest value of whole numbers, by key. Families check further those that may be 0."""
 POSITIVE: Final = (
     "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "routed_scaling_factor", "query_pre_attn_scalar",
     "attn_logit_softcapping", "final_logit_softcapping", "swiglu_limit", "swiglu_alpha",
 )  # fmt: skip
-"""Numbers that are more than 0, and finite."""
+"""Keys of numbers that must be above 0 and finite."""
 
 CONFUSED: Final = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RuntimeError, MemoryError)
-"""What transformers, and we, raise where a config has values that make no sense."""
+"""Exceptions that transformers' code and ours raise where a config has senseless values."""
 
 
 def read_spec(directory: Path, max_model_len: int | None = None, implementation: str = AUTO) -> ModelSpec:
     """Returns the spec of the model in `directory`.
 
-    `max_model_len` is the longest sequence that will be served; `implementation` is what --model-impl says. Raises
-    UnsupportedModel for what we would compute wrongly, ConfigError for a config that cannot be read.
+    `max_model_len` is the longest sequence that will be served; `implementation` is the value of --model-impl. Raises
+    UnsupportedModel for what we would compute wrongly, and ConfigError for a config that cannot be read.
     """
     try:
         raw = _raw_config(directory)

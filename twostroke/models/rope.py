@@ -1,4 +1,4 @@
-"""Rotary positions, from a spec's numbers to tables."""
+"""Tables of rotary positions, from the numbers of a spec."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from twostroke.kernels.attention.rules import AttentionRule
 from twostroke.models.spec import RopeSpec
 
 MEAN_POSITIONS: Final = 4096
-"""Positions of a mean: channels that turn once or more on the way keep nothing of what is added to all keys."""
+"""Positions over which `mean_rotation` takes the mean. Channels that turn once or more over them keep almost nothing of
+a vector that is added to all keys."""
 
 
 def rope_tables(ropes: Sequence[RopeSpec], positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines, each float32 [positions, ropes * head_dim / 2]: one rope after the other."""
+    """Returns cosines and sines, each float32 [positions, ropes * head_dim / 2]: one rope after the other."""
     tables = [_tables_of(rope, positions) for rope in ropes]
     cosines, sines = zip(*tables, strict=True)
     return torch.cat(cosines, dim=1), torch.cat(sines, dim=1)

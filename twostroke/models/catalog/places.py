@@ -20,7 +20,8 @@ from twostroke.models.weights.stored.tensor_header import weight_files
 from twostroke.security.trusted_paths import UntrustedPath, check_cache
 
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
-"""Any one of them; from the others transformers makes a tokenizer.json (see models.fetch)."""
+"""Files of which a model directory needs one. Where that is not tokenizer.json, transformers makes it (see
+`twostroke.models.catalog.fetch`)."""
 
 FILES_BESIDE: Final = (
     "config.json",
@@ -30,16 +31,16 @@ FILES_BESIDE: Final = (
     "chat_template.jinja",
     "special_tokens_map.json",
 )
-"""What is taken from the folder of a GGUF file where its config and tokenizer lie there."""
+"""Files that are copied from the folder of a GGUF file, if its config and tokenizer are in that folder."""
 
 WEIGHT_SUFFIXES: Final = frozenset({".safetensors", ".gguf", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx"})
-"""Files that no tokenizer is made of."""
+"""Suffixes of weight files. Their content has no influence on a tokenizer."""
 
 TEMPLATES: Final = "additional_chat_templates"
-"""The only folder of a model's that a tokenizer is read from."""
+"""The only folder in a model directory that a tokenizer is read from."""
 
 AS_STORED: Final = ":gguf"
-"""Behind a name of the catalogue: its file is used as it is, not dequantised."""
+"""Suffix of a catalogue name: the model's GGUF file is used as stored, not dequantised."""
 
 MARKER_SUFFIX: Final = ".snapshot"
 
@@ -47,7 +48,7 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def cache_dir() -> Path:
-    """Returns everything that we download or build once for all runs of this user."""
+    """Returns the folder of all that we download or build once for all runs of this user."""
     if chosen := os.environ.get("TWOSTROKE_CACHE"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "twostroke"
@@ -68,12 +69,14 @@ def locate(model: str, dtype: str) -> Path | None:
 
 
 def ready_dir(directory: Path) -> Path:
-    """Returns the directory that is loaded for one with a model's files: itself, or its twin with a tokenizer.json."""
+    """Returns the directory that is loaded for a directory of model files: itself, or its twin with a
+    tokenizer.json."""
     return directory if (directory / "tokenizer.json").exists() else converted_dir(directory)
 
 
 def made_dir(model: str, dtype: str) -> Path | None:
-    """Returns the directory that is made of a GGUF file: of the catalogue's, or of one that `model` names."""
+    """Returns the directory that is made from a GGUF file of the catalogue, or from one that `model` names; None for
+    other models."""
     if model in CATALOG:
         return catalog_dir(model, dtype)
     if model.endswith(AS_STORED) and (name := model.removesuffix(AS_STORED)) in CATALOG:
@@ -83,7 +86,8 @@ def made_dir(model: str, dtype: str) -> Path | None:
 
 
 def gguf_file(model: str) -> Path | None:
-    """Returns the GGUF file that `model` names. Raises ConfigError where it is not there."""
+    """Returns the GGUF file that `model` names; None where it names something else. Raises ConfigError where there is
+    no such file."""
     path = Path(model).expanduser()
     if path.suffix != GGUF_SUFFIX or path.is_dir():
         return None
@@ -93,9 +97,8 @@ def gguf_file(model: str) -> Path | None:
 
 
 def _dir_of_file(file: Path) -> Path:
-    """Returns the directory of a file. A changed file gets a new one, and so does a file in a folder with another
-    config or tokenizer.
-    """
+    """Returns the directory that is made from a GGUF file. It is another one once the file, or a config or tokenizer
+    beside it, has changed."""
     templates = sorted(f"{TEMPLATES}/{path.name}" for path in (file.parent / TEMPLATES).glob("*"))
     beside = content_digest((name, file.parent / name) for name in (*FILES_BESIDE, *templates))
     key = cache_key("model of a GGUF file", file=FileVersion.of(file), beside=beside)
@@ -205,7 +208,7 @@ def _dir_of_catalogue(model: str, form: str) -> Path:
 
 
 def converted_dir(directory: Path) -> Path:
-    """Returns the place where a local directory without tokenizer.json gets its twin that has one.
+    """Returns the place of the twin, with a tokenizer.json, of a local directory that lacks one.
 
     The twin has links to all files. Another twin is made when the set of files changes, or when a file changes from
     which a tokenizer may be made.
@@ -236,7 +239,8 @@ def hub_snapshot(model: str) -> Path | None:
 
 
 def _existing(directory: Path) -> Path | None:
-    """Raises ConfigError where a model in the cache may come from others."""
+    """Returns the directory, or None where it does not exist. Raises ConfigError where it is in the cache and other
+    users may have written it."""
     if not directory.is_dir():
         return None
     if directory.is_relative_to(cache_dir()):

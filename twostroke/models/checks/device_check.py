@@ -1,4 +1,5 @@
-"""Finds models that no GPU computes before weights are loaded. Launchers ask where --device names a GPU. No torch."""
+"""Finds models that no GPU computes, before weights are loaded. Launchers call it where --device names a GPU. No
+torch."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from twostroke.base.errors import ConfigError
 from twostroke.models.spec import ModelSpec
 
 PLAIN: Final[Mapping[str, Any]] = {"generic": None, "latents": None}
-"""Fields of a spec, with their values in models that devices compute."""
+"""Fields of a spec, with the only values that devices compute."""
 
 
 def check_computed(spec: ModelSpec) -> None:

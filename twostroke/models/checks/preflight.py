@@ -1,9 +1,8 @@
-"""Whether a model can be served at all: its config, its weight files, and that every tensor is there in its shape.
+"""Checks that a model can be served at all: its config, its weight files, and the name and shape of every tensor.
 
-Launchers ask before they start a worker. What needs torch runs in a process of its own, once for the same files.
-
-`python -m twostroke.models.checks.preflight DIRECTORY MODEL_CONFIG` prints what nothing reads, or the refusal with
-status 3.
+Launchers call it before they start a worker. What needs torch runs in a separate process, and only once for the same
+files. `python -m twostroke.models.checks.preflight DIRECTORY MODEL_CONFIG` prints which tensors nothing reads, or the
+refusal with status 3.
 """
 
 from __future__ import annotations
@@ -31,11 +30,12 @@ from twostroke.security.trusted_paths import check_cache, make_folder
 log = logging.getLogger(__name__)
 
 REFUSED: Final = 3
-"""The exit status of the process that refuses a model; others are crashes."""
+"""The exit status of a process that refuses a model. Other statuses above 0 are crashes."""
 
 
 def check_model(directory: Path, model: ModelConfig) -> None:
-    """Raises ConfigError, one line, where the model cannot be served as `model` says."""
+    """Checks a model as a launcher needs it. Raises ConfigError, in one line, where it cannot be served with the config
+    `model`."""
     check_weights(directory)
     passed = _memory_of(directory, model)
     try:
@@ -49,7 +49,7 @@ def check_model(directory: Path, model: ModelConfig) -> None:
 
 
 def _remember(passed: Path, note: str) -> None:
-    """Remembers that the files were checked. If this cannot be written, the next start reads the files again."""
+    """Records that the files were checked. If the record cannot be written, the next start reads the files again."""
     try:
         make_folder(passed.parent)
         with tempfile.NamedTemporaryFile("w", dir=passed.parent, prefix=".checked-", delete=False) as file:
@@ -60,9 +60,10 @@ def _remember(passed: Path, note: str) -> None:
 
 
 def check_tensors(directory: Path, model: ModelConfig) -> str | None:
-    """Returns what there is to say of a model that can be served: tensors of its files that nothing reads.
+    """Checks a model in this process, with torch. Returns a sentence about tensors of its files that nothing reads, if
+    any.
 
-    Raises what `check_model` raises, in this process, with torch. Reads headers, and next to no weights.
+    Raises what `check_model` raises. It reads headers, and next to no weights.
     """
     import torch
 
@@ -92,7 +93,7 @@ def check_tensors(directory: Path, model: ModelConfig) -> str | None:
 
 
 def _check_apart(directory: Path, model: ModelConfig) -> str:
-    """Returns what `check_tensors` returns in a process of its own, "" for None; raises what it raises."""
+    """Runs `check_tensors` in another process. Returns its sentence, "" for None, and raises what it raises."""
     paths = [str(Path(twostroke.__path__[0]).parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [sys.executable, "-m", "twostroke.models.checks.preflight", str(directory), model.to_json()]
@@ -108,7 +109,7 @@ def _check_apart(directory: Path, model: ModelConfig) -> str:
 
 
 def _memory_of(directory: Path, model: ModelConfig) -> Path:
-    """Returns the place that says that the same files, read by the same code, passed."""
+    """Returns the file that exists once the same files, read by the same code, have passed."""
     paths = sorted([*directory.glob("*.safetensors*"), *directory.glob("*.gguf")])
     weights = [FileVersion.of(path) for path in paths if path.exists()]  # a link may lead to a copy that was deleted
     key = cache_key(

@@ -1,6 +1,6 @@
 """Tensors of a model's files that the model does not compute with: harmless, refused by name, or named in a warning.
 
-A tensor that is left over in a module of the model says that config.json describes another model than the files hold.
+A tensor that is left over in a module of the model shows that config.json describes another model than the files hold.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ HARMLESS: Final = re.compile(
     r"|weight_shape"
     r")"
 )
-"""Names of tensors that say nothing of an answer, or that the config says again."""
+"""Names of tensors that have no influence on an answer, or that repeat the config."""
 NAMED: Final = 3
-"""Names of tensors that one line repeats."""
+"""Most names of tensors in one message."""
 PIECE_BYTES: Final = 64 << 20
-"""Bytes of two tensors that are compared at a time."""
+"""Bytes of each of two tensors that are compared at a time."""
 
 
 def check_family_tensors(directory: Path, spec: ModelSpec) -> str | None:
     """Returns the sentence that names tensors of no module of the model; None where there are none.
 
-    Needs only headers, except for biases, and for a head in the files of a model with a tied head. Raises ConfigError
-    for a tensor that contradicts the config.
+    It reads only headers, except for biases, and for a head in the files of a model with a tied head. Raises
+    ConfigError for a tensor that contradicts the config.
     """
     files = _Files.of(directory)
     asked = _asked(spec)
@@ -87,7 +87,8 @@ def _few(names: Collection[str]) -> str:
 
 
 def _predicted_layers(directory: Path) -> re.Pattern[str] | None:
-    """Returns what names of layers that predict further tokens match, which are after the others (DeepSeek V3)."""
+    """Returns the pattern of tensors in layers that predict further tokens, which follow the model's own (DeepSeek
+    V3)."""
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     layers, further = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
     if not isinstance(layers, int) or not isinstance(further, int) or further < 1:
@@ -101,18 +102,18 @@ def _file_name(spec: ModelSpec, module: str) -> str:
 
 
 class _AskedNames:
-    """A source of tensors that are only shapes. It notes their names in the family's files."""
+    """A source of tensors without numbers. It records their names in the family's files."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        """Returns the tensor without its numbers."""
+        """Records the name. Returns a tensor of this shape without numbers."""
         self.names.add(name)
         return torch.empty(shape, device="meta")
 
     def take_matrix(self, name: str, rows: int, inputs: int) -> torch.Tensor:
-        """Returns the same."""
+        """Records the name. Returns a matrix of this shape without numbers."""
         return self.take(name, rows, inputs)
 
 
@@ -141,7 +142,8 @@ class _Files:
         return cls(directory, gguf.tensors, gguf, None)
 
     def places(self, name: str) -> set[str]:
-        """Returns the tensors that hold the one which the family calls `name`; none where there are none."""
+        """Returns the names of the tensors in the files that hold the family's tensor `name`; an empty set if there are
+        none."""
         if self.gguf is not None:
             return {gguf_place(self.gguf.architecture, name).name} & self.tensors.keys()
         matrix = None if self.coded is None else self.coded.find(name)
@@ -153,11 +155,12 @@ class _Files:
         return ({place} if place in self.tensors or fused is None else {fused.name}) & self.tensors.keys()
 
     def in_file(self, name: str) -> str:
-        """Returns what the files call, or would call, a tensor that is not quantised."""
+        """Returns the name that a tensor has, or would have, in the files if it is not quantised."""
         return name if self.gguf is None else gguf_place(self.gguf.architecture, name).name
 
     def check_experts(self, names: Iterable[str]) -> None:
-        """Raises ConfigError for a tensor of all experts of a layer that has more of them than the model asks for."""
+        """Raises ConfigError where a tensor of all experts of a layer has another number of them than the model asks
+        for."""
         counts: dict[str, int] = {}
         for name in names:
             place = self._of_experts(name)
@@ -173,7 +176,7 @@ class _Files:
                 )
 
     def _of_experts(self, name: str) -> GgufPlace | None:
-        """Returns the tensor that may have all experts of a layer, and the number of this one among them."""
+        """Returns the tensor that may hold all experts of a layer, and the index of this expert in it."""
         if self.gguf is not None:
             return gguf_place(self.gguf.architecture, name)
         matrix = None if self.coded is None else self.coded.find(name)
@@ -184,7 +187,7 @@ class _Files:
         return None if fused is None else GgufPlace(fused.name, fused.expert)
 
     def check_tied(self, head: str, table: str) -> None:
-        """Raises ConfigError where the head in the files is another one than the embedding that stands for it."""
+        """Raises ConfigError where the head in the files differs from the embedding that is used for it."""
         ours, theirs = self.content(head), self.content(table)
         is_same = self.tensors[head].shape == self.tensors[table].shape and len(ours) == len(theirs)
         for start in range(0, len(ours), PIECE_BYTES):

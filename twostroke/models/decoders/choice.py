@@ -1,4 +1,4 @@
-"""Which form of the model serves a pool: decided once, when the model is loaded."""
+"""Chooses the decoder that serves a pool, once, when the model is loaded."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def load_model(
 ) -> Model:
     """Loads the model: one native call per step where `kernels` can serve it, else torch operations.
 
-    `collective`: the processes that compute the rest of the model, where `spec` is a share of it. Raises ConfigError in
-    three cases: there is no kernel for the int8 weights that are asked for, the weights cannot be divided among the
-    processes, or torch cannot keep what `is_deterministic` asks for.
+    `collective` connects the processes that compute the rest of the model, where `spec` is a share of it. Raises
+    ConfigError in three cases: there is no kernel for int8 weights that are configured, the weights cannot be divided
+    among the processes, or torch cannot keep what `is_deterministic` promises.
     """
     dtype, is_int8, with_head = options.dtype, options.is_int8, options.with_head
     if is_int8 and layouts_in(directory) is not None:
@@ -82,10 +82,10 @@ def load_model(
 def load_weights(
     directory: Path, spec: ModelSpec, dtype: torch.dtype, *, with_head: bool, linears: Linears | None = None
 ) -> ModelWeights:
-    """Loads the weights with products as `linears` makes them, or torch's where it is None.
+    """Loads the weights. `linears` makes their matrix products; None: torch's.
 
     Nothing that is returned lies in the model's files, which may be written to while the model is served. Raises
-    ConfigError naming a tensor that is missing or has another shape than the config says.
+    ConfigError naming a tensor that is missing or has another shape than in the config.
     """
     with open_weights(directory, dtype) as files:
         source = balanced(named(_Copies(files), spec.whole), spec.whole)
@@ -94,7 +94,7 @@ def load_weights(
 
 @dataclass(frozen=True, slots=True)
 class _Copies:
-    """Tensors that do not lie in the mapped files of their source."""
+    """A source of copies, so that no tensor lies in the mapped files of the other source."""
 
     files: WeightSource
 
@@ -109,8 +109,10 @@ class _Copies:
 
 
 def stored_key_centers(directory: Path, spec: ModelSpec, dtype: torch.dtype) -> torch.Tensor | None:
-    """Returns the same of a model's files. Its keys are balanced while they are loaded. Raises what opening
-    them does.
+    """Returns `key_centers` of the model in a directory, None where its keys have no bias. The keys are balanced first,
+    as in loading.
+
+    Raises what opening the files raises.
     """
     if not spec.has_key_bias:
         return None

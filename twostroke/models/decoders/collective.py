@@ -1,4 +1,4 @@
-"""What a model asks of the other processes of its worker, where each of them computes a share of it."""
+"""The operations between the processes of a worker, where each of them computes a share of a model."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from twostroke.scheduler.batch import Batch
 class Collective(Protocol):
     """All processes call the same methods in the same order, with tensors of the same shapes.
 
-    Raises EngineLost where one of them does not answer any more.
+    Raises EngineLost where one of them does not respond any more.
     """
 
     @property
     def native(self) -> NativeCollective | None:
-        """The collective of native kernels, which add up on their own; None without such kernels."""
+        """The collective that native kernels use, which add up by themselves; None without such kernels."""
 
     def step(self, batch: Batch) -> AbstractContextManager[None]:
-        """Returns what a step is computed within: the first one tells the others what to compute."""
+        """Returns the context in which a step is computed. On the first process, it sends the step to the others."""
 
     def close(self) -> None:
-        """Ends the meetings with the other processes."""
+        """Ends the operations with the other processes."""
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
-        """Returns the sum of all processes' parts, the same on each; on CPUs added in their order in float32.
+        """Returns the sum of all processes' parts, with the same bits on each. On CPUs they are added in the processes'
+        order in float32.
 
-        It may be made in the place of `part`.
+        The sum may overwrite `part`.
         """
 
     def gather(self, part: torch.Tensor) -> torch.Tensor | None:

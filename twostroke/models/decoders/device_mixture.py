@@ -32,7 +32,7 @@ class DeviceMixture:
         self._tokens_of = dict(zip(layers, self._tokens, strict=True))
         self._published = torch.zeros(self._tokens.shape, dtype=torch.int64, pin_memory=device.type == "cuda")
         self.load = ExpertLoad(self._published.numpy()) if layers else None
-        """How much each expert had to do, as far as it was published; None for a dense model."""
+        """Tokens of each expert, as of the latest `publish`; None for a dense model."""
 
     def __call__(
         self,
@@ -42,9 +42,8 @@ class DeviceMixture:
         shared: Mlp | None,
         count: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Returns what the experts held here make of each row of x [rows, hidden], added up by ascending expert in
-        float32.
-        """
+        """Returns the sum of the outputs of the experts held here for each row of x [rows, hidden], added by ascending
+        expert in float32."""
         experts, activation = self._spec.experts, self._spec.activation
         assert experts is not None
         logits = functional.linear(x.float(), stacked.router, stacked.router_bias)
@@ -65,7 +64,8 @@ class DeviceMixture:
         return total.to(x.dtype)
 
     def _local(self, chosen: torch.Tensor) -> torch.Tensor:
-        """Returns the chosen experts by their numbers among those held here; others have the number after these."""
+        """Returns the chosen experts' indices among those held here. An expert that is not held here gets their
+        count."""
         if self._spec.share is None:
             return chosen
         local, count = chosen - self._held.start, len(self._held)
@@ -78,10 +78,10 @@ class DeviceMixture:
         self._tokens_of[layer].scatter_add_(0, chosen.flatten(), tokens.flatten())
 
     def publish(self) -> None:
-        """Brings what was counted to the host, without waiting for it."""
+        """Starts to copy the counts to the host, without waiting for the copy."""
         if self.load is not None:
             self._published.copy_(self._tokens, non_blocking=True)
 
     def forget(self) -> None:
-        """Counts from now on."""
+        """Sets all counts to zero."""
         self._tokens.zero_()

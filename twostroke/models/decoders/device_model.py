@@ -28,9 +28,8 @@ EVERY_ROW = slice(None)
 
 
 class DeviceModel:
-    """A decoder on one device. It reads codes of `weights` only while it is made, and raises ConfigError where it
-    cannot.
-    """
+    """A decoder on one device. It reads quantised `weights` only while it is made. Raises ConfigError where it cannot
+    read them."""
 
     def __init__(
         self,
@@ -66,9 +65,9 @@ class DeviceModel:
     ) -> torch.Tensor | None:
         """Writes the KV of all tokens, and returns logits [sampled, vocab] of the rows that are sampled.
 
-        None for `sample_rows` stops as soon as the last layer's KV is written. Only the first process has logits.
-        `count` int32 [1] says how many of the first rows are tokens, and None that all are: the load of experts counts
-        no other.
+        With None for `sample_rows`, it stops as soon as the last layer's KV is written. Only the first process has
+        logits. `count` int32 [1] says how many of the first rows are tokens, None that all are. Only those count in the
+        load of experts.
         """
         layers = self._layers
         x = self._embedded(tokens, positions)
@@ -95,7 +94,7 @@ class DeviceModel:
         return x if table is None else x + functional.embedding(positions, table)
 
     def _store(self, index: int, layer: LayerWeights, normed: torch.Tensor, step: AttentionStep) -> torch.Tensor:
-        """Returns the rotated queries of this layer. Keys and values are in their pages then."""
+        """Writes the layer's keys and values into the pages, and returns its rotated queries."""
         qkv = layer.qkv(normed).view(len(normed), -1, self._spec.head_dim)
         q, k, v = torch.split(qkv, self._qkv_heads, dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -107,7 +106,7 @@ class DeviceModel:
         self._mixture.publish()
 
     def forget_load(self) -> None:
-        """Begins to count experts anew."""
+        """Sets the counts of experts to zero."""
         self._mixture.forget()
 
     def _finish(

@@ -1,4 +1,4 @@
-"""A mixture of experts in torch's operations: which experts a row has, and what they make of it."""
+"""A mixture of experts in torch's operations: which experts each row is routed to, and the sum of their outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # devices choose experts where safetensors is not installed
     from twostroke.models.weights.products import Experts, Mlp
 
 LEAST_SUM: Final = 1e-20
-"""Added to the sum of sigmoids before weights are divided by it, as transformers does: all of them may be zero."""
+"""Added to the sum of sigmoids before weights are divided by it, as in transformers: all of them may be zero."""
 
 
 def chosen_experts(
@@ -35,7 +35,7 @@ def chosen_experts(
 
 
 def _in_best_groups(scores_for_choice: torch.Tensor, spec: ExpertSpec) -> torch.Tensor:
-    """Returns the scores. They are -infinity for experts of groups that a row does not choose."""
+    """Returns the scores, with -infinity for experts outside the groups that a row chooses."""
     if spec.groups_per_token == spec.groups:
         return scores_for_choice
     grouped = scores_for_choice.view(len(scores_for_choice), spec.groups, -1)
@@ -52,9 +52,10 @@ def _highest(scores_for_choice: torch.Tensor, count: int) -> torch.Tensor:
 def mixture(
     x: torch.Tensor, experts: Experts, shared: Mlp | None, spec: ExpertSpec, tokens: torch.Tensor
 ) -> torch.Tensor:
-    """Returns what the experts held here make of each row of x [rows, hidden], added up by ascending expert in float32.
+    """Returns the sum of the outputs of the experts held here for each row of x [rows, hidden], added by ascending
+    expert in float32.
 
-    `tokens` [experts] counts the rows of each.
+    Adds the number of rows of each expert to `tokens` [experts].
     """
     logits = experts.router(x)
     chosen, weights = chosen_experts(logits[:, : spec.count], spec, experts.correction)
@@ -73,7 +74,7 @@ def mixture(
 
 
 def counters(spec: ModelSpec) -> tuple[ExpertLoad | None, Mapping[int, torch.Tensor]]:
-    """Returns the load of a model's experts, and by layer the int64 tensors [experts] that count for it."""
+    """Returns the load of a model's experts, and for each layer the int64 tensor [experts] that counts for it."""
     if spec.experts is None or spec.expert_layers == 0:
         return None, {}
     tokens = torch.zeros(spec.expert_layers, spec.experts.count, dtype=torch.int64)

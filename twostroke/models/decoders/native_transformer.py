@@ -1,4 +1,4 @@
-"""The same decoder as `Transformer`, as one native call per step on a CPU that has the kernels."""
+"""The same decoder as `Transformer`, as one native call per step on a CPU. It needs the native kernels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from twostroke.models.weights.tensors import NormWeights
 
 
 class NativeTransformer:
-    """Weights that `NativeLinears` packed, and the attention over their pages."""
+    """A decoder of weights that `NativeLinears` has packed, over the pages of an attention backend."""
 
     def __init__(
         self,
@@ -48,7 +48,8 @@ class NativeTransformer:
         self._backend = backend
         self._collective = collective or Alone()
         self.expands_prompts = not is_deterministic and spec.latents is not None and _has_bfloat16_pages(backend)
-        """Whether long chunks attend to keys and values that are made of latents, and so have other bits."""
+        """Whether long chunks attend to keys and values that are expanded from latents, which gives their results other
+        bits."""
         self.expert_load, tokens = counters(spec)
         if not self.expands_prompts:
             weights = replace(weights, layers=tuple(map(_absorbing, weights.layers)))
@@ -82,10 +83,10 @@ def _absorbing(layer: LayerWeights) -> LayerWeights:
 
 
 class _NativeWeights:
-    """Weights as native kernels take them, and all that these point into."""
+    """The structs through which native kernels read weights, and all memory that these point into."""
 
     def __init__(self, spec: ModelSpec, weights: ModelWeights, tokens: Mapping[int, torch.Tensor]) -> None:
-        """`tokens`: int64 [experts] for each layer that has some, in which the kernel counts."""
+        """`tokens` has an int64 tensor [experts] for each layer with experts, in which the kernel counts."""
         self._spec = spec
         self._weights = weights
         self._tokens = tokens

@@ -25,32 +25,32 @@ from twostroke.models.weights.tensors import NormWeights
 
 
 class Model(Protocol):
-    """What a runner steps."""
+    """A model that a runner computes steps with."""
 
     expert_load: ExpertLoad | None
-    """How much each expert had to do; None for a dense model."""
+    """Tokens of each expert so far; None for a dense model."""
 
     def forward(
         self, tokens: torch.Tensor, batch: RaggedBatch, sample_rows: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Writes the KV of all tokens; logits [len(sample_rows), vocab] of the rows that are sampled.
+        """Writes the KV of all tokens, and returns logits [len(sample_rows), vocab] of the rows that are sampled.
 
-        None for `sample_rows` stops as soon as the last layer's KV is written.
+        With None for `sample_rows`, it stops as soon as the last layer's KV is written.
         """
 
 
 class AddedProducts(Protocol):
-    """What a step adds to products of the model, row by row."""
+    """What a step adds to matrix products of the model, row by row."""
 
     def add(self, layer: int, stack: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Adds to a product y of x, in place, and returns y. `stack`: qkv, output, gate_up or down."""
 
     def pruned(self, rows: torch.Tensor) -> AddedProducts:
-        """Returns what is added to these rows."""
+        """Returns the object that adds to only these rows."""
 
 
 class Transformer:
-    """In torch's operations, on any device: weights, and the attention backend that knows the pages."""
+    """A decoder in torch's operations, on any device: its weights, and the attention backend with the pages."""
 
     def __init__(
         self, spec: ModelSpec, weights: ModelWeights, backend: AttentionBackend, collective: Collective | None = None
@@ -96,7 +96,7 @@ class Transformer:
     def _store(
         self, index: int, layer: LayerWeights, x: torch.Tensor, step: AttentionStep, added: AddedProducts | None
     ) -> torch.Tensor:
-        """Queries of this layer, rotated; keys and values are in their pages."""
+        """Writes the layer's keys and values into the pages, and returns its rotated queries."""
         spec = self._spec
         normed = self._norm(x, layer.attention_norm)
         if layer.latents is not None and spec.latents is not None:
@@ -149,9 +149,9 @@ def _with(added: AddedProducts | None, layer: int, stack: str, x: torch.Tensor, 
 def queries_and_keys(projected: torch.Tensor, weights: Latents, spec: LatentSpec) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns q [T, heads, key_dim] and k [T, 1, key_dim], both before rope, of a layer's projected input.
 
-    Instead of all keys, the query of each head is multiplied with the keys' half of the product that makes keys and
-    values of latents: it then meets the latents themselves. What it gathers is a sum of latents, which the values' half
-    turns into one of values.
+    The model has a product that makes keys and values from latents. Its keys' half is applied to each head's query
+    instead of to all latents, so that queries attend to latents directly. Attention returns a sum of latents, which the
+    values' half turns into one of values.
 
     `projected` [T, ..] has queries or their latent, then the latent of keys and values and the rotated key.
     """

@@ -1,4 +1,4 @@
-"""Whether a draft model can propose tokens for a model: a smaller one with the same vocabulary. No torch here."""
+"""Checks that a draft model can propose tokens for a model: a smaller one with the same vocabulary. No torch here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def draft_dir(name: str, dtype: str) -> Path | None:
 
 @contextlib.contextmanager
 def naming_draft(name: str) -> Iterator[None]:
-    """Lets a ConfigError within, of a model called `name`, name the flag of draft models."""
+    """Makes a ConfigError of the body, about the model `name`, name the flag of draft models."""
     try:
         yield
     except ConfigError as error:
@@ -43,7 +43,7 @@ def naming_draft(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class DraftModelPlan:
-    """What a draft model takes on one decode worker in addition to the model."""
+    """The memory that a draft model takes on one decode worker in addition to the model."""
 
     name: str
     spec: ModelSpec
@@ -53,7 +53,7 @@ class DraftModelPlan:
     weights_kind: str
     form: AnyForm
     shapes: tuple[PageShape, ...]
-    """Dimensions of its blocks: those of one group, since its pages hold all layers whole."""
+    """Dimensions of its pages. There is one page group, since a page holds all layers of a block."""
     pages: int
 
     @property
@@ -62,7 +62,7 @@ class DraftModelPlan:
 
     @property
     def pool_bytes(self) -> int:
-        """What its pages take, with their scratch page and generations."""
+        """Bytes of its pages, with their scratch page and generations."""
         return host_pool_bytes(self.pages, self.page_bytes)
 
     @property
@@ -77,9 +77,9 @@ class DraftModelPlan:
 def plan_draft(
     directory: Path, model: ModelConfig, cache: CacheConfig, schedule: ScheduleConfig, *, is_packed: bool = True
 ) -> DraftModelPlan:
-    """Returns what a decode worker holds for its draft model, which is in a directory.
+    """Returns the memory that a decode worker takes for its draft model, which is in a directory.
 
-    `is_packed`: native kernels compute it if they can. Raises ConfigError where its page memory is too small.
+    `is_packed`: whether native kernels compute it if they can. Raises ConfigError where its page memory is too small.
     """
     dtype, spec = model.dtype, known_spec(directory)
     form, groups = page_form(dtype), groups_apart(spec.page_groups, by_whole_blocks=True)
@@ -96,7 +96,7 @@ def plan_draft(
 def check_draft(name: str, draft: Path, model: Path) -> None:
     """Raises ConfigError, one line, where the draft model in a directory cannot propose tokens for `model`.
 
-    `name` is the draft model's, as `--draft-model` says it.
+    `name` is the draft model's, as in `--draft-model`.
     """
     if draft.resolve() == model.resolve():
         raise _refused(name, "is the model itself: a draft model is a smaller one")
@@ -111,7 +111,8 @@ def check_draft(name: str, draft: Path, model: Path) -> None:
 
 
 def _is_drafted_in_int8(spec: ModelSpec, dtype: str, layouts: LayoutOf | None) -> bool:
-    """Returns whether native kernels round a draft model to int8: `layouts`, of its files, say what is quantised."""
+    """Returns whether native kernels round a draft model to int8. `layouts` are those of its files: they show what is
+    quantised."""
     return dtype == "bfloat16" and spec.generic is None and layouts is None
 
 
@@ -147,7 +148,7 @@ def _refused(name: str, why: str) -> ConfigError:
 
 
 def _vocabulary(directory: Path) -> dict[str, int]:
-    """Returns the number of each token, added ones included. Raises ConfigError where its file cannot be read."""
+    """Returns the id of each token, added tokens included. Raises ConfigError where the file cannot be read."""
     path = directory / TOKENIZER
     try:
         read = json.loads(path.read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ from twostroke.models.spec import ModelSpec
 
 
 def read_like_llama(published: PublishedConfig, **differing: Any) -> ModelSpec:
-    """Returns the spec of a decoder of Llama's kind, but for the fields that are given.
+    """Returns the spec of a decoder of Llama's kind. `differing` are fields with other values.
 
     Raises UnsupportedModel for what we would compute wrongly.
     """
@@ -39,7 +39,7 @@ def read_like_llama(published: PublishedConfig, **differing: Any) -> ModelSpec:
 
 
 def attention_bias(published: PublishedConfig) -> Mapping[str, bool]:
-    """Returns the fields of a family in which all projections have biases, or none, as its config says."""
+    """Returns the bias fields of a family in which all projections have biases or none has, as its config says."""
     has_bias = bool(getattr(published.config, "attention_bias", False))
     return {"qkv_bias": has_bias, "attention_output_bias": has_bias}
 
@@ -47,7 +47,7 @@ def attention_bias(published: PublishedConfig) -> Mapping[str, bool]:
 def attention_rules(
     published: PublishedConfig, *, scale: float | None = None, softcap: float | None = None, sliding_rope: int = 0
 ) -> tuple[AttentionRule, ...]:
-    """Returns the rule of each layer as the config says which of them have a window; none where all rules are usual.
+    """Returns the attention rule of each layer; an empty tuple where all rules are usual.
 
     A config names the kind of each layer, or has one window for all. Raises UnsupportedModel for other kinds than full
     and sliding, and for a window below one token.
@@ -69,7 +69,7 @@ def attention_rules(
 
 
 def experts_per_token(published: PublishedConfig, count: int) -> int:
-    """Returns how many experts a token has. Raises UnsupportedModel for none, and for more than there are."""
+    """Returns how many experts a token is routed to. Raises UnsupportedModel for none, and for more than there are."""
     chosen = int(published.config.num_experts_per_tok)
     if not 1 <= chosen <= count:
         raise published.refusal(f"num_experts_per_tok {chosen!r} of {count} experts")

@@ -13,15 +13,15 @@ from twostroke.models.families.tensors import Family
 from twostroke.models.spec import ExpertSpec, LatentSpec, ModelSpec
 
 NORM_EPSILON: Final = 1e-6
-"""The epsilon of the norms of latents in transformers' and in DeepSeek's own code, whatever rms_norm_eps says."""
+"""The epsilon of the norms of latents. Transformers' and DeepSeek's own code use it, whatever rms_norm_eps is."""
 NAMES: Final[Mapping[str, str]] = {
     f"mlp.shared_expert.{part}_proj": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")
 }
-"""The files' names of modules: there may be several shared experts, which are one wide MLP."""
+"""Names of modules in the files, by ours. There may be several shared experts, which form one wide MLP."""
 
 
 def latent_attention(published: PublishedConfig, *, is_interleaved: bool) -> dict[str, Any]:
-    """Returns the fields of a spec that say how a model attends to latents.
+    """Returns the fields of a spec for attention over latents.
 
     Raises UnsupportedModel, naming the key, for what is not computed.
     """
@@ -47,9 +47,10 @@ def latent_attention(published: PublishedConfig, *, is_interleaved: bool) -> dic
 
 
 def deepseek_experts(published: PublishedConfig, **choice: Any) -> dict[str, Any]:
-    """Returns the fields of a spec that say which layers have experts, and how.
+    """Returns the fields of a spec for layers with experts.
 
-    `choice` says how a token's experts are chosen. Raises UnsupportedModel, naming the key, for what is not computed.
+    `choice` has fields about how a token's experts are chosen. Raises UnsupportedModel, naming the key, for what is not
+    computed.
     """
     config = published.config
     published.require("moe_layer_freq", 1)
@@ -70,9 +71,10 @@ def deepseek_experts(published: PublishedConfig, **choice: Any) -> dict[str, Any
 
 
 def expert_groups(published: PublishedConfig, *, best: int) -> dict[str, int]:
-    """Returns how many groups of experts there are, and how many of them a token has.
+    """Returns how many groups of experts there are, and how many of them a token chooses.
 
-    A group is as good as its `best` best experts. Raises UnsupportedModel for groups that hold too few experts.
+    A group's score is the sum of its `best` best experts' scores. Raises UnsupportedModel for groups that hold too few
+    experts.
     """
     config = published.config
     groups, chosen, count = config.n_group, config.topk_group, config.n_routed_experts
@@ -84,7 +86,7 @@ def expert_groups(published: PublishedConfig, *, best: int) -> dict[str, int]:
 
 
 def _stretched(published: PublishedConfig) -> float:
-    """Returns the factor of scores by which yarn makes up for longer contexts (mscale_all_dim)."""
+    """Returns yarn's factor of attention scores, which makes up for longer contexts (mscale_all_dim)."""
     parameters = published.config.rope_parameters
     by = parameters.get("mscale_all_dim", 0)
     if parameters.get("rope_type", "default") == "default" or not by or parameters["factor"] <= 1:
@@ -93,7 +95,8 @@ def _stretched(published: PublishedConfig) -> float:
 
 
 def _deepseek_v2(published: PublishedConfig) -> ModelSpec:
-    """Returns a decoder with latents, and experts by a softmax, in some models only those of a token's best groups."""
+    """Returns a decoder with latents, and experts weighted by a softmax. In some models a token's experts are from its
+    best groups only."""
     published.require("norm_topk_prob", False)
     published.require("scoring_func", "softmax")
     return read_like_llama(
@@ -115,9 +118,10 @@ DEEPSEEK_V2: Final = Family(
 
 
 def _deepseek_v3(published: PublishedConfig) -> ModelSpec:
-    """Returns a decoder with latents, and experts by sigmoids, chosen with a correction from a token's best groups.
+    """Returns a decoder with latents, and experts weighted by sigmoids, chosen with a correction from a token's best
+    groups.
 
-    Layers that predict further tokens (num_nextn_predict_layers) lie after the model's own, and are not read.
+    Layers that predict further tokens (num_nextn_predict_layers) follow the model's own, and are not read.
     """
     config = published.config
     published.require("scoring_func", "sigmoid")

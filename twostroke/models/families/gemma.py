@@ -16,11 +16,11 @@ NAMES: Final = {
     "post_attention_layernorm": "pre_feedforward_layernorm",
     "mlp_output_norm": "post_feedforward_layernorm",
 }
-"""Gemma's names of its norms, by ours."""
+"""Names of norms in Gemma's files, by ours."""
 
 
 def gemma_fields(published: PublishedConfig) -> dict[str, Any]:
-    """Returns what Gemma 2 and 3 have in common. Raises UnsupportedModel for what is not computed."""
+    """Returns the fields that Gemma 2 and 3 have in common. Raises UnsupportedModel for what is not computed."""
     published.require("use_bidirectional_attention", None, False)
     config = published.config
     return {

@@ -13,7 +13,7 @@ from twostroke.models.spec import ModelSpec
 
 
 def _gpt2(published: PublishedConfig) -> ModelSpec:
-    """Returns a decoder with learned positions, and matrices that lie as [inputs, outputs]."""
+    """Returns a decoder with learned positions. Its files store matrices as [inputs, outputs]."""
     config = published.config
     published.require("add_cross_attention", False)
     return ModelSpec(

@@ -1,4 +1,5 @@
-"""gpt-oss: every other layer is sliding, a sink in each softmax, and experts with biases and a clamped activation."""
+"""gpt-oss: every other layer has a window, each softmax has a sink, and experts have biases and a clamped
+activation."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ LLAMA: Final = Family(architecture="LlamaForCausalLM", model_type="llama", read=
 
 
 def _mistral(published: PublishedConfig) -> ModelSpec:
-    """Returns Llama. Early models have sliding attention in all layers."""
+    """Returns Llama. Early models have a window in all layers."""
     return read_like_llama(published, architecture=MISTRAL.architecture, layer_rules=attention_rules(published))
 
 

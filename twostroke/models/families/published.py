@@ -1,4 +1,4 @@
-"""A model's config.json as transformers reads it, and refusals of what we would compute wrongly, by its key."""
+"""A model's config.json as transformers reads it. What we would compute wrongly is refused by its key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACTIVATIONS: Final = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-"""Our names of activations by transformers'."""
+"""Our names of activations, by transformers' names."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,17 +28,17 @@ class PublishedConfig:
     config: Any
     """The config as an object of transformers."""
     raw: dict[str, Any]
-    """What config.json says."""
+    """The content of config.json."""
     max_model_len: int | None
-    """The longest sequence that will be served; None: what the model was made for."""
+    """Most tokens of a sequence that will be served; None: what the model was made for."""
     supported: str
-    """What is served at all, for refusals."""
+    """The sentence on what is served at all, for refusals."""
 
     def refusal(self, what: str) -> UnsupportedModel:
         return UnsupportedModel(f"{self.directory}: {what} is not supported. {self.supported}", field="model")
 
     def require(self, key: str, *computed: object) -> None:
-        """Raises UnsupportedModel where the config asks for another value of `key` than those that are computed."""
+        """Raises UnsupportedModel where the config has another value of `key` than those that are computed."""
         value = getattr(self.config, key, computed[0])
         if value not in computed:
             raise self.refusal(f"{key} {value!r}")

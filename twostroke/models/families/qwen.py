@@ -11,7 +11,7 @@ from twostroke.models.spec import ExpertSpec, ModelSpec
 
 
 def qwen_experts(published: PublishedConfig, *, shared_width: int = 0) -> dict[str, Any]:
-    """Returns the fields of a spec that say which layers of a Qwen model have experts, and how.
+    """Returns the fields of a spec for the layers of a Qwen model that have experts.
 
     Raises UnsupportedModel, naming the key, for what is not computed.
     """

@@ -10,7 +10,7 @@ from twostroke.models.families.published import PublishedConfig
 from twostroke.models.spec import RopeSpec
 
 KINDS: Final = ("default", "linear", "llama3", "yarn", "longrope")
-"""Ropes with frequencies that do not depend on the length of the sequence."""
+"""Rope types with frequencies that do not depend on the length of the sequence."""
 
 
 def no_rope(head_dim: int) -> RopeSpec:
@@ -19,9 +19,10 @@ def no_rope(head_dim: int) -> RopeSpec:
 
 
 def read_rope(published: PublishedConfig, layer_type: str | None = None, *, may_be_partial: bool = False) -> RopeSpec:
-    """Returns the rope of all layers, or of those of one type where the config tells them apart.
+    """Returns the rope of all layers, or of the layers of one type where the config distinguishes them.
 
-    Raises UnsupportedModel for a kind that is not computed, and for a part of a head unless `may_be_partial`.
+    Raises UnsupportedModel for a type that is not computed, and for heads that are rotated in part unless
+    `may_be_partial`.
     """
     parameters = _parameters(published, layer_type)
     kind = parameters.get("rope_type", "default")
@@ -57,7 +58,8 @@ def reach(published: PublishedConfig) -> int:
 
 
 def served_tokens(published: PublishedConfig) -> int:
-    """Returns the longest sequence that is served: where it is longer than the original, longrope is long for all."""
+    """Returns the longest sequence that is served. If it exceeds the original length, longrope uses its long factors
+    for all sequences."""
     most = int(published.config.max_position_embeddings)
     return min(published.max_model_len or most, most)
 

@@ -42,7 +42,7 @@ FAMILIES: Final = {
 def layouts_named(layout_of: LayoutOf | None, spec: ModelSpec) -> LayoutOf | None:
     """Returns the layouts of a model's matrices by the names that the rest of the program knows.
 
-    None for a model of plain numbers, and for one that other code than ours computes: it has no such names.
+    Returns None for a model of plain numbers, and for one that transformers' code computes, which has no such names.
     """
     if layout_of is None or spec.generic is not None:
         return None

@@ -37,17 +37,18 @@ _LATENT_KEY: Final = "self_attn.kv_a_proj_with_mqa"
 
 @dataclass(frozen=True, slots=True)
 class FusedRows:
-    """The rows of one projection among those of a file's tensor: one part of each of some equal groups."""
+    """The rows of one projection in a file's tensor. The tensor consists of equal groups of rows, and each group of
+    parts, one for each projection."""
 
     groups: int
     parts: tuple[int, ...]
-    """Rows of each part of a group."""
+    """Number of rows of each part of a group."""
     index: int
-    """Which part it is."""
+    """The projection's part in each group."""
 
     @property
     def rows(self) -> int:
-        """Returns the rows of the file's tensor."""
+        """Returns the number of rows of the file's tensor."""
         return self.groups * sum(self.parts)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -58,15 +59,15 @@ class FusedRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Models that compute alike."""
+    """Models with the same architecture."""
 
     architecture: str
-    """Name of the architecture, as config.json has it."""
+    """Name of the architecture in config.json."""
     model_type: str
     read: Callable[[PublishedConfig], ModelSpec]
     """Turns a published config into the spec. Raises UnsupportedModel, naming the key, for what is not computed."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """The file's names of modules that it calls differently: whole ones, or those after model.layers.N.
+    """Names in the files, by ours, of modules that have another name: whole names, or those after model.layers.N.
 
     A * stands for the number of an expert.
     """
@@ -74,7 +75,7 @@ class Family:
     fused: Callable[[ModelSpec], Mapping[str, FusedRows]] = field(default=lambda _: {})
     """Projections, by our name after model.layers.N, that share a tensor of the file."""
     is_transposed: bool = False
-    """Whether the layers' matrices lie as [inputs, outputs]."""
+    """Whether the files store the layers' matrices as [inputs, outputs]."""
 
     def name_of(self, module: str) -> str:
         """Returns the file's name of a module."""
@@ -97,9 +98,10 @@ def family_source(source: WeightSource, family: Family, spec: ModelSpec) -> Weig
 
 
 def _row_orders(spec: ModelSpec) -> Mapping[str, torch.Tensor]:
-    """Returns, by module, the order of a head's channels in which rotated pairs lie half of what is rotated apart.
+    """Returns for each module the new order of a head's channels.
 
-    Modules with channels in that order already are left out.
+    In it, the two channels of a rotated pair lie half of the rotated part apart. Modules that have this order already
+    are left out.
     """
     if spec.latents is not None:
         return _latent_orders(spec.latents)
@@ -112,7 +114,7 @@ def _row_orders(spec: ModelSpec) -> Mapping[str, torch.Tensor]:
 
 
 def _latent_orders(latents: LatentSpec) -> Mapping[str, torch.Tensor]:
-    """Returns the orders of queries and keys in which only the last channels are rotated."""
+    """Returns the orders for models with latents, where only the last channels of queries and keys are rotated."""
     if not latents.is_interleaved:
         return {}
 
@@ -166,7 +168,8 @@ class _FamilySource:
         return matrix.picked(picked)
 
     def _whole(self, name: str, shape: tuple[int, ...], fused: FusedRows | None, is_in_layer: bool) -> torch.Tensor:
-        """Returns a tensor as the model multiplies it, without the rows that it shares a file's tensor with."""
+        """Returns a tensor as [outputs, inputs], without the rows of other projections in the same tensor of the
+        file."""
         stored = shape if fused is None else (fused.rows, *shape[1:])
         is_transposed = self.family.is_transposed and is_in_layer and len(shape) == 2
         tensor = self.source.take(name, *(reversed(stored) if is_transposed else stored))

@@ -17,17 +17,17 @@ from twostroke.models.weights.stored.model_files import gguf_in
 from twostroke.models.weights.stored.tensor_header import read_headers
 
 PLAIN: Final = {"F64", "F32", "F16", "BF16"}
-"""Types of tensors that are what they say."""
+"""Dtypes of tensors that are not quantised."""
 NAMED: Final = 3
-"""Names of tensors that one line repeats."""
+"""Most names of tensors in one message."""
 
 
 def load_checkpoint(
     directory: Path, dtype: torch.dtype, *, with_head: bool, device: str | None = None
 ) -> tuple[Any, str | None]:
-    """Returns the model with its weights, without its head where `with_head` is false; and what nothing reads of them.
+    """Returns the model with its weights, and a sentence on tensors that nothing reads, if any.
 
-    On the device "meta" weights are looked at, and not read.
+    `with_head`: whether the model has its head. On the device "meta", only headers of the weights are read.
 
     Raises ConfigError with one line for weights that are missing, misshapen, of another type, or unreadable. It does
     the same for tensors in the model's modules with which nothing is computed.
@@ -67,13 +67,13 @@ def load_checkpoint(
 
 
 def _detach(model: Any) -> None:
-    """Lets no weight lie in the model's files, which may be written to while the model is served."""
+    """Copies all weights out of the model's files, which may be written to while the model is served."""
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()
 
 
 def check_headers(directory: Path) -> None:
-    """Raises ConfigError for files that transformers' code does not take as they are. Needs no weights in memory."""
+    """Raises ConfigError for files that transformers' code does not compute as they are stored. Reads only headers."""
     gguf = gguf_in(directory)
     if gguf is not None:
         raise ConfigError(

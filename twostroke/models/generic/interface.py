@@ -1,6 +1,6 @@
-"""The place at which transformers' modelling code hands over a layer's queries, keys and values, rotated if need be.
+"""Intercepts a layer's queries, keys and values in transformers' modelling code, rotated if need be.
 
-transformers finds attention by a name in its tables of functions. Ours is one function, which asks the object that was
+transformers finds attention by a name in its tables of functions. Ours is one function, which calls the object that was
 put into the model's modules. Source: transformers' AttentionInterface and AttentionMaskInterface.
 """
 
@@ -14,11 +14,12 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 PAGED: Final = "twostroke"
-"""Our name in transformers' table of attention functions. It has no entry among masks: then no mask is made."""
+"""Our name in transformers' table of attention functions. It is not in the table of masks, so that no mask is made."""
 PROBED: Final = "twostroke_probe"
-"""Our name in both tables while nothing is computed: masks say which tokens a layer sees."""
+"""Our name in both tables while a model is probed and nothing is computed. Masks show which tokens a layer attends to.
+"""
 SINKS: Final = "s_aux"
-"""The option of attention with one more score for each head's softmax, [heads]. The value of that score is zero."""
+"""The option of attention that adds one score to each head's softmax, [heads]. The value of that score is zero."""
 _KEY: Final = "twostroke_attention"
 
 
@@ -33,7 +34,7 @@ class AttentionCall:
     value: torch.Tensor
     """[1, kv_heads, tokens, value_dim]"""
     mask: Any
-    """What the table of masks made for this layer; None without."""
+    """The mask that the table of masks made for this layer; None without one."""
     scale: float
     options: Mapping[str, Any]
     """All other keyword arguments."""
@@ -46,16 +47,16 @@ class InterceptedAttention(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenTokens:
-    """What stands for a mask while nothing is computed. Code that changes masks by itself fails on it."""
+    """Takes the place of a mask while nothing is computed. Code that changes masks by itself fails on it."""
 
     allows: Any
     """transformers' own mask function, of batch, head, query and key indices."""
     local_size: int | None
-    """How many tokens a layer sees, or the size of its chunks, where it was made with one of them."""
+    """Tokens in a layer's window, or in its chunks; None where the mask has neither."""
 
 
 def intercept(model: torch.nn.Module, attention: InterceptedAttention) -> None:
-    """Lets `attention` compute what the model's modules hand over."""
+    """Has `attention` compute the attention of all the model's modules."""
     for module in model.modules():
         module.__dict__[_KEY] = attention
 

@@ -1,4 +1,4 @@
-"""A model of transformers. Its attention stores keys and values in our pages, and reads what they store."""
+"""A model of transformers whose attention stores keys and values in our pages, and reads what the pages hold."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from twostroke.models.generic.interface import PAGED, SINKS, AttentionCall, inte
 from twostroke.models.spec import ModelSpec
 
 PLAIN_ATTENTION = "eager"
-"""transformers' own attention that keeps to every option."""
+"""transformers' own attention that supports every option."""
 
 
 class PagedAttention:
-    """Layers call it in their order, each once per step."""
+    """The attention of a model's layers, over pages. Layers call it in their order, each once per step."""
 
     def __init__(self, backend: AttentionBackend, spec: ModelSpec, dtype: torch.dtype) -> None:
         self._backend = backend
@@ -32,7 +32,7 @@ class PagedAttention:
 
     @contextmanager
     def step(self, batch: RaggedBatch) -> Iterator[None]:
-        """Gives attention this batch until the block ends."""
+        """Runs the body, a forward pass, with this batch."""
         self._step, self._next_layer = self._backend.begin(batch), 0
         try:
             yield
@@ -58,7 +58,7 @@ class PagedAttention:
 
 
 class PagedModel:
-    """Steps of transformers' code. `model` has its head, or is only the trunk."""
+    """A model whose steps run in transformers' code. `model` has its head, or is only the trunk."""
 
     def __init__(self, model: Any, spec: ModelSpec, backend: AttentionBackend, dtype: torch.dtype) -> None:
         self.expert_load: ExpertLoad | None = None
@@ -83,13 +83,14 @@ class PagedModel:
 
     @torch.inference_mode()
     def outputs(self, tokens: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
-        """Returns the logits after each token of a step over pages; what the trunk says where there is no head."""
+        """Returns the logits after each token of a step over pages, or the last hidden states of a model without a
+        head."""
         with self._attention.step(batch):
             return self._outputs(tokens, batch.positions)
 
     @torch.inference_mode()
     def plain_outputs(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Returns the same for a whole prompt with transformers' own attention, without pages."""
+        """Returns what `outputs` returns, for a whole prompt with transformers' own attention and without pages."""
         self._model.set_attn_implementation(PLAIN_ATTENTION)
         try:
             return self._outputs(tokens, torch.arange(len(tokens)))
@@ -97,7 +98,7 @@ class PagedModel:
             self._model.set_attn_implementation(PAGED)
 
     def products(self) -> Iterator[torch.nn.Linear]:
-        """Returns the matrices of plain products, the head's among them."""
+        """Returns the modules of all matrix products without quantised weights, the head's included."""
         return (module for module in self._model.modules() if isinstance(module, torch.nn.Linear))
 
     def _outputs(self, tokens: torch.Tensor, positions: torch.Tensor, **options: Any) -> torch.Tensor:

@@ -1,6 +1,7 @@
-"""One step of a model without weights, which shows what each layer asks of attention: the model's spec.
+"""Runs one step of a model without weights, and makes a spec from the attention that each layer asks for.
 
-The model is built on torch's meta device, where tensors have shapes and no numbers, so it takes no memory and a second.
+The model is built on torch's meta device, where tensors have shapes and no numbers. So it takes no memory, and about a
+second.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from twostroke.models.generic.refusals import cannot_run, refuse_by_config
 from twostroke.models.spec import GenericWeights, ModelSpec
 
 TOKENS: Final = 4
-"""Length of the step that is run; nothing depends on it."""
+"""Tokens of the step that is run. No result depends on it."""
 READ_OPTIONS: Final = {"sliding_window", "softcap", SINKS}
 """Options of attention that are computed."""
 IDLE_OPTIONS: Final = {
@@ -38,11 +39,12 @@ IDLE_OPTIONS: Final = {
     "logits_to_keep",
     "is_causal",
 }
-"""Options that change nothing here: what the caller gave the whole model, and what matters only in training."""
+"""Options without influence on attention here: those of the whole model, and those that matter only in training."""
 
 
 def read_generic(published: PublishedConfig) -> ModelSpec:
-    """Returns the spec of a model that transformers runs. Raises UnsupportedModel, by name, for what it cannot."""
+    """Returns the spec of a model that transformers' code runs. Raises UnsupportedModel, naming the reason, for
+    others."""
     refuse_by_config(published)
     register()
     model = _without_weights(published)
@@ -71,7 +73,7 @@ def read_generic(published: PublishedConfig) -> ModelSpec:
 
 def _without_weights(published: PublishedConfig) -> Any:
     config = copy.deepcopy(published.config)
-    config._experts_implementation = "batched_mm"  # the others look at numbers, which meta tensors have not
+    config._experts_implementation = "batched_mm"  # other implementations read numbers, which meta tensors do not have
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, attn_implementation=PROBED).eval()
@@ -80,7 +82,7 @@ def _without_weights(published: PublishedConfig) -> Any:
 
 
 def _calls_of(model: Any, published: PublishedConfig) -> Sequence[AttentionCall]:
-    """Returns what each layer asked for, in order. Raises UnsupportedModel where they do not ask alike."""
+    """Returns each layer's call of attention, in order. Raises UnsupportedModel where layers differ in shapes."""
     calls: list[AttentionCall] = []
 
     def record(call: AttentionCall) -> torch.Tensor:
@@ -138,7 +140,8 @@ def _rule(call: AttentionCall, published: PublishedConfig) -> AttentionRule:
 
 
 def _window_of(mask: SeenTokens, published: PublishedConfig) -> int | None:
-    """Returns how many tokens a row sees; None for all up to itself. Raises UnsupportedModel for another mask."""
+    """Returns the size of the window; None where each row attends to all tokens up to itself. Raises UnsupportedModel
+    for another mask."""
     size = mask.local_size
     far = 2 * (size or TOKENS)
     keys = torch.arange(far + 2)
@@ -164,7 +167,7 @@ def _longest(published: PublishedConfig) -> int:
 
 
 def _widest(model: Any) -> int:
-    """Returns the width of the widest product within layers."""
+    """Returns the number of outputs of the widest matrix product within layers."""
     head = model.get_output_embeddings()
     widths = [
         module.out_features for module in model.modules() if isinstance(module, torch.nn.Linear) and module is not head
@@ -173,7 +176,7 @@ def _widest(model: Any) -> int:
 
 
 def _weights_of(model: Any) -> GenericWeights:
-    """Counts the numbers of a model without and within its head."""
+    """Counts the weights of a model: those outside its head, and those inside."""
     model.tie_weights()
     head = model.get_output_embeddings()
     own: Mapping[int, torch.Tensor] = {id(parameter): parameter for parameter in model.base_model.parameters()}

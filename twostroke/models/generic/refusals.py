@@ -1,6 +1,5 @@
-"""Refuses what transformers' code cannot serve over pages. It reads only the config, and says in one line
-what and why.
-"""
+"""Refuses models that transformers' code cannot serve over pages. It reads only the config, and gives the reason in one
+line."""
 
 from __future__ import annotations
 
@@ -12,16 +11,15 @@ from twostroke.base.errors import UnsupportedModel
 from twostroke.models.families.published import PublishedConfig
 
 LENGTH_ROPES: Final = ("dynamic", "longrope")
-"""Ropes with frequencies that transformers changes with the longest sequence of a step: a page would depend
-on others.
-"""
+"""Rope types with frequencies that transformers changes with the longest sequence of a step. With them, a page would
+depend on other sequences."""
 ATTENTION_KINDS: Final = {"full_attention", "sliding_attention"}
 MOST_OF_ERROR: Final = 200
-"""Characters of an error of modelling code that a refusal repeats."""
+"""Most characters of an error from modelling code in a refusal."""
 
 
 def refuse_by_config(published: PublishedConfig) -> None:
-    """Raises UnsupportedModel, one line with the reason, for a model that would have wrong pages or none."""
+    """Raises UnsupportedModel, one line with the reason, for a model whose pages would be wrong or that has none."""
     config, named = published.config, (published.config.architectures or [published.config.model_type])[0]
     if getattr(config, "is_encoder_decoder", False):
         raise published.refusal(f"{named}, an encoder-decoder, whose decoder reads what is not in pages,")
@@ -44,19 +42,19 @@ def refuse_by_config(published: PublishedConfig) -> None:
 
 
 def cannot_run(published: PublishedConfig, error: Exception) -> UnsupportedModel:
-    """Returns the refusal of a model with code that fails when paged attention takes the place of its own."""
+    """Returns the refusal of a model whose code fails with paged attention in the place of its own."""
     reason = " ".join(f"{type(error).__name__}: {error}".split())[:MOST_OF_ERROR]
     named = (published.config.architectures or [published.config.model_type])[0]
     return published.refusal(f"{named}, whose code does not run with attention over pages ({reason}),")
 
 
 def _has_other_inputs(config: Any) -> bool:
-    """Returns whether the config wraps a text model and others."""
+    """Returns whether the config wraps a text model and models of other inputs."""
     return bool(getattr(type(config), "sub_configs", None)) and "text_config" in type(config).sub_configs
 
 
 def _ropes(config: Any) -> list[dict[str, Any]]:
-    """Returns the parameters of all ropes: those of all layers, or of each kind of layers."""
+    """Returns the parameters of each rope: one for all layers, or one for each kind of layers."""
     parameters = getattr(config, "rope_parameters", None) or {}
     nested = [each for each in parameters.values() if isinstance(each, dict)]
     return nested or [parameters]

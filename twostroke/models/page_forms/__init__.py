@@ -1,1 +1,1 @@
-"""What page forms of few bits ask of a model: centers of its keys, and channels of one size."""
+"""What page forms of few bits need from a model: centers of its keys, and key channels of about the same size."""

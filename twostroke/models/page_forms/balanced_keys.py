@@ -1,9 +1,9 @@
 """Changes weights so that the channels of keys have about the same size. Then one scale per token and head suits them
 all.
 
-Rows of the key projection that give large keys are divided by powers of two, and those of the queries that meet them
-are multiplied. That rounds nothing: all scores stay as they are, to the bit, and so do pages of plain numbers but for
-their exponents. Both channels of a pair that rope rotates have one factor.
+Rows of the key projection that give large keys are divided by powers of two, and the same channels of queries are
+multiplied. That rounds nothing: all scores keep their bits. Pages of plain numbers change only in exponents. Both
+channels of a pair that rope rotates have one factor.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from twostroke.models.spec import ModelSpec
 from twostroke.models.weights.tensors import WeightSource
 
 SMALLEST: Final = 1e-30
-"""Keys below it count as zero. Their factor does not matter."""
+"""Least mean square of a channel. Smaller ones are raised to it, since their factor does not matter."""
 
 
 def balanced(source: WeightSource, spec: ModelSpec, whole: WeightSource | None = None) -> WeightSource:
     """Returns the source of the same model with balanced keys: the source itself where keys have no bias.
 
-    `whole` has matrices where `source` has only their shapes. Raises what the sources raise.
+    `whole` has the numbers of matrices where `source` has only their shapes. Raises what the sources raise.
     """
     if not spec.has_key_bias:
         return source
@@ -72,7 +72,8 @@ class _ScaledRows:
 
 
 def _divisors(source: WeightSource, spec: ModelSpec) -> torch.Tensor:
-    """Returns powers of two, float64 [layers, kv_heads, head_dim]: 1 for a head's median pair of channels and below."""
+    """Returns the divisors of key channels, powers of two: float64 [layers, kv_heads, head_dim]. Up to a head's median
+    pair of channels they are 1."""
     rows, spreads, biases = spec.kv_heads * spec.head_dim, [], []
     for layer in range(spec.layers):
         prefix = f"model.layers.{layer}"
@@ -90,12 +91,14 @@ def _divisors(source: WeightSource, spec: ModelSpec) -> torch.Tensor:
 
 
 def key_centers(source: WeightSource, spec: ModelSpec) -> torch.Tensor | None:
-    """Returns what keys lose before one scale per token and head stores them: float32 [layers, kv_heads, head_dim] in
-    host memory. None where keys have no bias that only rope changes.
+    """Returns the vectors that are subtracted from keys before these are stored with one scale per token and head.
 
-    Softmax does not change when all keys of a head lose the same vector. So attention over keys without their centers
-    needs no correction, and a scale is not spent on what all keys share. That is the bias of their projection: channels
-    that positions rotate slowly keep most of it.
+    They are float32 [layers, kv_heads, head_dim] in host memory, or None where keys have no bias that only rope
+    changes.
+
+    Softmax does not change when the same vector is subtracted from all keys of a head. So attention over keys without
+    their centers needs no correction, and a scale is not spent on what all keys have in common. That is the bias of
+    their projection: channels that positions rotate slowly keep most of it.
 
     They are rounded to bfloat16, so that no machine's last bits of a mean change a page. Raises what the source raises.
     """

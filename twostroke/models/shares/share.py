@@ -1,9 +1,7 @@
 """The share that one rank of a worker has of a model: ranges of heads, MLP columns, experts and the vocabulary.
 
-A rank loads an ordinary model with fewer of them. What its products of attention and MLP give is a part of a sum over
-all ranks: the column- and row-parallel products of Megatron-LM (arXiv 1909.08053).
-
-No torch here.
+A rank loads an ordinary model with fewer of them. Its outputs of attention and MLP are parts of a sum over all ranks:
+the column- and row-parallel products of Megatron-LM (arXiv 1909.08053). No torch here.
 """
 
 from __future__ import annotations
@@ -19,7 +17,8 @@ from twostroke.models.spec import ModelSpec, Share
 from twostroke.models.weights.stored.model_files import LayoutOf
 
 BY_COLUMNS: Final = ("o_proj", "down_proj")
-"""Products with inputs divided among the ranks. Their results are parts of a sum. Their biases are the first rank's."""
+"""Matrix products whose inputs are divided among the ranks. Their results are parts of a sum. Their biases are the
+first rank's."""
 
 _ROWS_OF_HEADS: Final = ("self_attn.q_proj", "self_attn.q_b_proj", "self_attn.kv_b_proj", "self_attn.sinks")
 _ROWS_OF_KV_HEADS: Final = ("self_attn.k_proj", "self_attn.v_proj")
@@ -27,9 +26,9 @@ _MLPS: Final = ("mlp", "mlp.shared_expert")
 
 
 def share_of(spec: ModelSpec, rank: int, ranks: int, flag: str = "--tp", *, mlp_unit: int = 1) -> ModelSpec:
-    """Returns the model that one rank of several computes; the model itself where there is only one.
+    """Returns the share of one rank; the model itself where there is only one rank.
 
-    `mlp_unit`: as `mlp_unit_of` says. Raises ConfigError, naming `flag`, for models that cannot be shared out so.
+    `mlp_unit` comes from `mlp_unit_of`. Raises ConfigError, naming `flag`, for models that cannot be divided so.
     """
     if ranks == 1:
         return spec
@@ -56,10 +55,10 @@ def check_shared_out(flag: str, ranks: int, *, has_codes: bool) -> None:
 
 
 def mlp_unit_of(spec: ModelSpec, layout_of: LayoutOf | None, *, is_int8: bool) -> int:
-    """Returns how many neighbouring columns of an MLP stay on one rank: where weights are rounded in groups, whole
-    ones.
+    """Returns how many neighbouring columns of an MLP stay on one rank. Where weights are rounded in groups, whole
+    groups do.
 
-    `layout_of` knows matrices by the names that the program has for them, and is None where all are plain numbers.
+    `layout_of` has matrices by the names that the program has for them. It is None where all are plain numbers.
     """
     if layout_of is None:
         widths = _mlp_widths(spec).values()
@@ -83,10 +82,10 @@ def cut_by_columns(spec: ModelSpec) -> Iterator[tuple[str, int]]:
 def shares_of(
     spec: ModelSpec, ranks: int, layout_of: LayoutOf | None, *, is_int8: bool, flag: str = "--tp"
 ) -> tuple[ModelSpec, ...]:
-    """Returns the share that each rank has of a model; the model itself where there is one rank.
+    """Returns the share of each rank; the model itself where there is one rank.
 
-    `layout_of`: as `mlp_unit_of` says. Raises ConfigError, naming `flag`, where the model or its quantised matrices
-    cannot be shared out so.
+    `layout_of` is as in `mlp_unit_of`. Raises ConfigError where the model or its quantised matrices cannot be divided
+    so.
     """
     if ranks == 1:
         return (spec,)
@@ -96,7 +95,7 @@ def shares_of(
         if layout_of is not None:
             own = layouts_of_share(layout_of, share)
             for name, _ in cut_by_columns(spec):
-                own(name)  # raises where it would end inside what belongs together
+                own(name)  # raises where a share would end inside a group of inputs
     return shares
 
 
@@ -105,17 +104,17 @@ class Cut:
     """How ranks share out the rows or columns of one tensor."""
 
     parts: int
-    """Equal parts of the whole tensor."""
+    """Number of equal parts of the whole tensor."""
     own: range
     """Indices of the parts that this rank has."""
     by_columns: bool
 
     def whole(self, own: int) -> int:
-        """Returns how many rows or columns the whole tensor has, where the rank has this many."""
+        """Returns how many rows or columns the whole tensor has, given the rank's number."""
         return own // len(self.own) * self.parts
 
     def of(self, whole: int) -> range:
-        """Returns the rank's rows or columns of this many."""
+        """Returns the indices of the rank's rows or columns, given the whole tensor's number."""
         unit = whole // self.parts
         return range(self.own.start * unit, self.own.stop * unit)
 
@@ -143,7 +142,7 @@ def cut_of(share: Share, name: str) -> Cut | None:
 def cut_layout(layout: Layout, inputs: int, cut: Cut, share: Share, name: str) -> Layout:
     """Returns the layout of a rank's part of a matrix with this many inputs.
 
-    Raises ConfigError where its inputs end inside some that the layout keeps together.
+    Raises ConfigError where the part ends inside a group of inputs that the layout keeps together.
     """
     if not cut.by_columns:
         return layout

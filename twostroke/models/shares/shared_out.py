@@ -1,4 +1,4 @@
-"""The part that one rank of a worker has of a model's weights, as its files hold them, and of the pages."""
+"""The share that one rank of a worker has of a model's weights and pages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from twostroke.models.weights.tensors import WeightSource
 
 
 def shared_out(source: WeightSource, spec: ModelSpec) -> WeightSource:
-    """Returns the source of a rank's weights: `source`, which has those of the whole model, where there is one rank."""
+    """Returns the source of a rank's weights. `source` has those of the whole model, and is returned where there is one
+    rank."""
     return source if spec.share is None else _SharedSource(source, spec.share)
 
 
@@ -41,7 +42,7 @@ class _SharedSource:
         return _narrowed(self.source.take(name, *shape[:axis], cut.whole(shape[axis]), *shape[axis + 1 :]), cut)
 
     def take_matrix(self, name: str, rows: int, inputs: int) -> Matrix:
-        """Raises what the source raises, and ConfigError for codes that cannot be parted where the rank's end."""
+        """Raises what the source raises, and ConfigError for a quantised matrix that cannot be divided so."""
         cut = cut_of(self.share, name)
         if cut is None:
             return self.source.take_matrix(name, rows, inputs)
@@ -51,7 +52,7 @@ class _SharedSource:
             return _narrowed(whole, cut)
         if whole.layout.can_pack(whole.inputs):
             return _part(whole, cut, self.share, name)
-        # No kernel multiplies its codes: it becomes plain numbers with one rank, too.
+        # No kernel multiplies with its codes, so it becomes plain numbers, as with one rank.
         return self.take(name, rows, inputs)
 
 
@@ -77,7 +78,7 @@ def _part(whole: StoredMatrix, cut: Cut, share: Share, name: str) -> StoredMatri
 
 
 def form_of_share(form: AnyForm, share: Share | None) -> AnyForm:
-    """Returns the form of a share's part of the pages: the form itself where there is one rank."""
+    """Returns the form of a rank's part of the pages: the form itself where there is one rank."""
     if share is None:
         return form
     assert isinstance(form, JointForm), "pages say how many ranks share them"
@@ -85,8 +86,9 @@ def form_of_share(form: AnyForm, share: Share | None) -> AnyForm:
 
 
 def pages_of_share(regions: Sequence[torch.Tensor], form: AnyForm, share: Share) -> tuple[list[torch.Tensor], AnyForm]:
-    """Returns the rank's part of the pages of each group and its form: uint8 [pages, bytes of its part], of [pages,
-    page bytes].
+    """Returns the rank's part of the pages of each group, and its form.
+
+    Each group's `region` is [pages, page bytes]; the part is uint8 [pages, bytes of the part].
     """
     assert isinstance(form, JointForm), "pages say how many ranks share them"
     kv_heads = share.whole.kv_heads
@@ -98,12 +100,12 @@ def pages_of_share(regions: Sequence[torch.Tensor], form: AnyForm, share: Share)
 def shares_in(
     directory: Path, spec: ModelSpec, ranks: int, *, is_int8: bool, flag: str = "--tp"
 ) -> tuple[ModelSpec, ...]:
-    """Returns the share that each rank has of the model in a directory, as `shares_of` does. Reads only headers."""
+    """Returns the share of each rank of the model in a directory, as `shares_of` does. Reads only headers."""
     return shares_of(spec, ranks, None if ranks == 1 else _layouts(directory, spec), is_int8=is_int8, flag=flag)
 
 
 def check_orders(directory: Path, share: ModelSpec) -> None:
-    """Raises ConfigError for a matrix that is divided by columns, where a group has inputs from all over the matrix."""
+    """Raises ConfigError for a matrix that is divided by columns and whose groups take inputs from all over it."""
     from twostroke.models.weights.stored.formats import open_weights  # programs that read no file do without it
 
     layouts = _layouts(directory, share.whole)

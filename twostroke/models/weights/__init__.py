@@ -1,1 +1,2 @@
-"""The weights of a model: read from files, proved by a digest, laid out as CPUs and devices compute with them."""
+"""The weights of a model: read from files, identified by a digest, and laid out as CPUs and devices compute with
+them."""

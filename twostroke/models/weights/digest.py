@@ -1,7 +1,7 @@
-"""The digest of a model's weights, over every byte of them, and of what says in which file each lies. No torch here.
+"""The digest of a model's weights, over every byte of them and of their index of files. No torch here.
 
-Reading gigabytes takes seconds, so what was read is remembered: per file, for as long as its path, device, inode, size
-and both its times are the same. The time of its last write is not enough: archives and copies set it to an earlier one.
+Reading gigabytes takes seconds, so the digest of each file is kept for as long as its path, device, inode, size and
+both its times are the same. The time of its last write is not enough: archives and copies set it to an earlier one.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ log = logging.getLogger(__name__)
 
 DIGEST_BYTES: Final = 16
 PIECE_BYTES: Final = 16 << 20
-"""What one thread reads and digests at a time; part of what the digest means."""
+"""Bytes that one thread reads and digests at a time. The digest depends on this size."""
 WEIGHT_SUFFIXES: Final = frozenset({".safetensors", ".gguf"})
 THREADS: Final = 4
 """Threads that compute digests while the model is being loaded."""
 SETTLED_S: Final = 2.0
-"""A file that changed more recently may change again without a new time of change: its digest is not remembered."""
+"""Seconds since a file's last change after which its digest is kept. Before, it may change again without a new time of
+change."""
 
 
 def weights_digest(files: FileVersions) -> str:
-    """Returns 128 bits of the names and all bytes of a model directory's weight files, as hexadecimal digits.
+    """Returns a digest of 128 bits over the names and all bytes of a model directory's weight files, as hexadecimal
+    digits.
 
-    Their index is one of them: of two files with a tensor of the same name it says which one is meant.
-
-    Raises ConfigError where a file is no longer the one that `files` names, or is written to meanwhile.
+    The index of the files is one of them: if two files have a tensor of the same name, it determines which one is used.
+    Raises ConfigError where a file is not the one in `files` any more, or is written to meanwhile.
     """
     started_s = time.monotonic()
     whole, read_bytes = hashlib.blake2b(digest_size=DIGEST_BYTES), 0
@@ -61,7 +62,8 @@ def weights_digest(files: FileVersions) -> str:
 
 
 def _read(version: FileVersion, threads: ThreadPoolExecutor) -> str:
-    """Returns the digest of the opened file: a name may lead to another file by now. Raises ConfigError."""
+    """Returns the digest of the file, read by its descriptor: its name may lead to another file by now. Raises
+    ConfigError where it has changed."""
     try:
         opened = open(version.path, "rb")  # noqa: SIM115  # closed below
     except FileNotFoundError as error:
@@ -90,7 +92,7 @@ def _remembered(version: FileVersion) -> str | None:
 
 
 def _remember(version: FileVersion, digest: str) -> None:
-    """Remembers a digest. If this cannot be written, the next start reads the file again."""
+    """Writes a digest for later starts. If it cannot be written, the next start reads the file again."""
     is_settled = time.time_ns() - version.ctime_ns > SETTLED_S * 1e9
     memory = _memory_of(version)
     if not is_settled:

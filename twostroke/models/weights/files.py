@@ -16,11 +16,14 @@ from twostroke.models.weights.fused_experts import FusedExpert
 from twostroke.models.weights.stored.tensor_header import weight_files
 
 EXACT: Final = ".e_score_correction_bias"
-"""The end of names of tensors that stay float32 in every dtype: rounded, they would choose other experts."""
+"""Ending of the names of tensors that stay float32 in every dtype: rounded, they would choose other experts."""
 
 
 class TensorFiles(ExitStack):
-    """Raises ConfigError naming the file that cannot be read, or a tensor that is missing or misshapen."""
+    """The tensors of a directory's safetensors files.
+
+    Raises ConfigError naming a file that cannot be read, or a tensor that is missing or misshapen.
+    """
 
     def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device | None = None) -> None:
         super().__init__()
@@ -37,9 +40,9 @@ class TensorFiles(ExitStack):
             self._file_of.update({name: file for name in file.keys() if files.has(name, path)})  # noqa: SIM118
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        """Returns the tensor of this name, on the device and in the dtype asked for.
+        """Returns the tensor of this name, on the requested device and in the requested dtype.
 
-        Files of a model that was saved without its head may leave the first part of all names away. A file may have the
+        If a model was saved without its head, the files may leave out the first part of all names. A file may have the
         weights of all experts of a layer in one tensor.
         """
         place = stored_name(name, self._file_of)
@@ -66,11 +69,12 @@ class TensorFiles(ExitStack):
         return tensor.to(self._device, torch.float32 if name.endswith(EXACT) else self._dtype)
 
     def take_matrix(self, name: str, rows: int, inputs: int) -> Matrix:
-        """Returns the same: these files hold plain numbers."""
+        """Returns what `take` returns: these files hold plain numbers."""
         return self.take(name, rows, inputs)
 
 
 def stored_name(name: str, names: Container[str]) -> str:
-    """Returns the name of a tensor in files with tensors of these names: without its first part in headless ones."""
+    """Returns the name of a tensor in files with tensors of these names. Files of a model without its head may leave
+    out its first part."""
     headless = name.partition(".")[2]
     return headless if name not in names and headless in names else name

@@ -29,19 +29,19 @@ _PARTS: Final = {
     **dict.fromkeys(("up_proj", "w3"), ("gate_up_proj", 1)),
     **dict.fromkeys(("down_proj", "w2"), ("down_proj", None)),
 }
-"""The fused tensor of a projection, and which half of each expert's outputs it is."""
+"""The fused tensor of a projection, and the half of each expert's outputs that it takes; None for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class FusedExpert:
-    """The place of one tensor in a file with fused experts."""
+    """The place of one tensor in a file that may have fused experts."""
 
     name: str
-    """The name of the tensor that holds it."""
+    """The name of the file's tensor that contains it."""
     expert: int | None
-    """None for a tensor of its own."""
+    """The index of the expert in that tensor. None: the whole tensor is meant."""
     half: int | None = None
-    """Which half of the expert's outputs it is; None where it is all of them."""
+    """The half of the expert's outputs, 0 or 1; None for all of them."""
     is_by_turns: bool = False
     """Whether gates and values take turns; else all gates come first."""
     is_transposed: bool = False
@@ -49,7 +49,8 @@ class FusedExpert:
 
     @classmethod
     def of(cls, name: str, names: Container[str]) -> FusedExpert | None:
-        """Returns where the tensor of this name lies in a file with these tensors; None where it is not among experts.
+        """Returns the place of the tensor of this name in a file with these tensors; None where it is not a tensor of
+        experts.
 
         A quantised matrix is found under the common prefix of its tensors' names.
         """
@@ -67,7 +68,7 @@ class FusedExpert:
         return cls(fused, expert, half, is_by_turns=True, is_transposed=fused in names)
 
     def take(self, stored: Any) -> Any:
-        """Returns the tensor from a lazy slice of a file. An expert that is not there has no rows."""
+        """Returns the tensor from a lazy slice of a file; without rows for an expert that the file does not have."""
         if self.expert is None:
             return stored[:]
         experts, outputs = stored.get_shape()[:2]

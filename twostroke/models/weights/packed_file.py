@@ -1,4 +1,4 @@
-"""A file of packed weights, which the workers of one user on one host map, so that the weights are there once.
+"""A file of packed weights. All workers of one user on a host map it, so that the weights are in memory once.
 
 It gets its name when all of it is on the disk. So no process maps half a file, whichever process dies meanwhile.
 Writers take turns by a lock that ends with its holder. Only files and folders are read that no other user can write to.
@@ -27,25 +27,28 @@ from twostroke.security import trusted_paths
 log = logging.getLogger(__name__)
 
 WAIT_S: Final = 120.0
-"""Seconds to wait for another process that writes the same file. After that, weights of one's own are packed."""
+"""Seconds to wait for another process that writes the same file. After that, a worker packs its own weights."""
 PAUSE_S: Final = 0.05
 UNUSED_S: Final = 14 * 86400.0
-"""Age of a file, since it was last mapped, at which it is removed when another one is written."""
+"""Seconds since a file was last mapped after which it is removed, when another one is written."""
 RECENT_S: Final = 600.0
-"""Age up to which a file stays on a full disk, too: other workers of the same start are about to map it."""
+"""Seconds since it was last mapped for which a file stays even on a full disk: other workers of the same start are
+about to map it."""
 LEAST_FREE_SHARE: Final = 0.1
-"""Share of the disk that is left free by removing files: each model and each version of this program has its own."""
+"""Share of the disk that is kept free by removing files. Each model and each version of this program has its own file.
+"""
 LEAST_SHARE: Final = 0.5
-"""Share in large pages below which weights stream so slowly that each worker has its own."""
+"""Least share of a file in large pages. Below it, weights stream so slowly that each worker packs its own."""
 SUFFIX: Final = ".weights"
 _POPULATE_READ: Final = 22
 """MADV_POPULATE_READ of Linux 5.14. Python lacks it."""
 
 
 def mapped(path: Path, write: Callable[[BinaryIO], None]) -> mmap.mmap | None:
-    """Returns the file as read-only memory; `write` makes its content where it is not there yet.
+    """Returns the file as read-only memory. `write` makes its content if the file does not exist.
 
-    None where it cannot be had, or not in large pages: weights stream faster from private memory then.
+    Returns None where the file cannot be written or read, or is not in large pages: weights stream faster from private
+    memory then.
     """
     try:
         trusted_paths.make_folder(path.parent.parent)
@@ -67,12 +70,12 @@ def _map(path: Path) -> mmap.mmap | None:
     try:
         status = os.fstat(descriptor)
         _check_owner(status, stat.S_ISREG, path)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)  # until it is mapped no more: a mapping has a copy of the descriptor
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # lasts until it is unmapped: a mapping has a copy of the descriptor
         if status.st_size == 0 or status.st_size % LARGE_PAGE_BYTES:
             raise OSError("the file has a size that nobody writes")
         region = _populated(descriptor, status.st_size)
         share = share_in_large_pages(region)
-        if share < 1.0:  # it is cached in small pages, as after a copy: what is not mapped is read again
+        if share < 1.0:  # it is cached in small pages, as after a copy: dropped from the cache, it is read again
             region.close()
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             region = _populated(descriptor, status.st_size)
@@ -104,8 +107,7 @@ def share_in_large_pages(region: mmap.mmap) -> float:
 
 
 def mapped_bytes(folder: Path, pid: int) -> int:
-    """Returns how many bytes of this folder's packed weights a process has in its memory now; none once it has
-    ended."""
+    """Returns how many bytes of this folder's packed weights a process has in its memory now; 0 once it has ended."""
     total = 0
     with (
         contextlib.suppress(OSError),
@@ -134,7 +136,7 @@ def _write(path: Path, write: Callable[[BinaryIO], None]) -> None:
             write(file)  # type: ignore[arg-type]  # typeshed's wrapper of a BinaryIO is none itself
             file.flush()
             os.fsync(file.fileno())
-            # Only what is read from the disk again is put into large pages.
+            # The kernel uses large pages only for what it reads from the disk, so the written pages are dropped.
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             os.replace(file.name, path)
         except BaseException:
@@ -146,7 +148,7 @@ def _write(path: Path, write: Callable[[BinaryIO], None]) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Takes turns with other writers of the file. Raises TimeoutError when another one takes too long."""
+    """Holds the lock of the file's writers. Raises TimeoutError when another writer takes too long."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         until_s = time.monotonic() + WAIT_S
@@ -169,9 +171,9 @@ def _check_owner(status: os.stat_result, is_kind: Callable[[int], bool], path: P
 
 
 def _remove_unused(folder: Path) -> None:
-    """Removes what was abandoned, and what was not mapped for long; on a full disk, what has waited longest, too.
+    """Removes files that were not used for long. On a full disk, it removes more of them, the oldest first.
 
-    What a worker has mapped stays: removing it would free nothing.
+    Files that a worker has mapped stay: removing them would free nothing.
     """
     used_s: dict[Path, float] = {}
     for file in folder.iterdir():

@@ -1,4 +1,4 @@
-"""The weights of a model as the native kernels want them, from a file that the host's workers share."""
+"""The weights of a model in the format of the native kernels, from a file that the host's workers share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CONFIG: Final = "config.json"
 
 @dataclass(frozen=True, slots=True)
 class MatrixShapes:
-    """Takes whole vectors, and only the shapes of matrices: a mapped file has their elements already."""
+    """A source of whole vectors, but only of the shapes of matrices: a mapped file has their numbers already."""
 
     files: WeightSource
 
@@ -54,7 +54,7 @@ class MatrixShapes:
 
 @dataclass(frozen=True, slots=True)
 class PackedModel:
-    """Names one way to pack one model."""
+    """One model, and one way to pack its weights."""
 
     directory: Path
     spec: ModelSpec
@@ -63,10 +63,11 @@ class PackedModel:
     make_linears: Callable[[Arena], NativeLinears]
 
     def load(self, *, with_head: bool) -> ModelWeights:
-        """Raises ConfigError naming a tensor that is missing or has another shape than the config says.
+        """Loads the weights, from the mapped file if possible.
 
-        Raises it, too, where files were changed meanwhile: what is packed and what is read in addition are of one
-        version. The name of the packed file stands for it.
+        Raises ConfigError naming a tensor that is missing or has another shape than in the config. Raises it, too,
+        where files were changed meanwhile: the packed file and what is read in addition must be of one version, which
+        the packed file's name stands for.
         """
         with unchanged(self.directory) as versions:
             return self._load_version(versions, with_head=with_head)
@@ -83,9 +84,9 @@ class PackedModel:
             return self._take(shared_out(matched, self.spec), MappedArena(region), with_head=with_head)
 
     def _write(self, versions: FileVersions, file: BinaryIO) -> None:
-        """Writes all that any worker needs: what a worker without a head needs is the beginning of it.
+        """Writes all that any worker needs. What a worker without a head needs comes first.
 
-        Raises ConfigError where it may be of other files than `versions`: then it never gets their name.
+        Raises ConfigError where the content may be of other files than `versions`. It never gets their name then.
         """
         arena = WritingArena(file)
         self._load(arena, with_head=True)
@@ -121,7 +122,7 @@ class PackedModel:
         key = cache_key(
             "packed weights",
             weights=weights_digest(versions),
-            config=content_digest([(CONFIG, self.directory / CONFIG)]),  # it says how weights are quantised
+            config=content_digest([(CONFIG, self.directory / CONFIG)]),  # it determines how weights are quantised
             spec=self.spec,
             dtype=self.dtype,
             is_int8=self.is_int8,

@@ -1,4 +1,4 @@
-"""The products that a model computes with, of the weights that a source has."""
+"""The matrix products of a model, made from the weights of a source."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from twostroke.models.weights.tensors import (
 @dataclass(frozen=True, slots=True, eq=False)
 class Mlp:
     inner: ActivatedProduct
-    """hidden -> what the activation leaves"""
+    """hidden -> activated channels"""
     down: Linear
 
 
@@ -38,16 +38,16 @@ class Experts:
     router: Linear
     """hidden -> a logit of each expert in float32, and then that of a shared expert's gate"""
     table: tuple[Mlp, ...]
-    """The products of each expert that is held here: whatever computes with experts finds them here."""
+    """The products of each expert that is held here."""
     correction: torch.Tensor | None = None
     """float32 [experts], added to scores when experts are chosen."""
     first: int = 0
-    """The number of the first one in the table."""
+    """The index of the table's first expert among all experts of the layer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Latents:
-    """What makes queries, keys and values of latents: `LatentWeights` as products."""
+    """What makes queries, keys and values from latents: `LatentWeights` as matrix products."""
 
     norm: torch.Tensor
     query_norm: torch.Tensor | None
@@ -62,13 +62,13 @@ class Latents:
 class LayerWeights:
     attention_norm: NormWeights
     qkv: Linear
-    """hidden -> q heads, then k heads, then v heads; of latents: q heads or their latent, then what pages hold"""
+    """hidden -> q heads, then k heads, then v heads. With latents: q heads or their latent, then what pages hold"""
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     attention_output: Linear
     mlp_norm: NormWeights
     mlp: Mlp | None
-    """What all rows have; None where the layer has experts and no shared one."""
+    """The MLP that all rows go through; None where the layer has experts and no shared one."""
     experts: Experts | None
     attention_output_norm: NormWeights | None
     mlp_output_norm: NormWeights | None
@@ -80,7 +80,7 @@ class LayerWeights:
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelWeights:
     embedding: torch.Tensor | Linear
-    """[vocab, hidden]; the product with it, where its file's form is kept."""
+    """[vocab, hidden]; a product with it, where it stays quantised."""
     layers: tuple[LayerWeights, ...]
     norm: NormWeights
     head: Linear | None
@@ -92,8 +92,9 @@ class ModelWeights:
 def take_products(
     source: WeightSource, spec: ModelSpec, *, with_head: bool, linears: Linears, may_expand: bool = False
 ) -> ModelWeights:
-    """Takes the products of a model. `may_expand` takes the products that expand prompts of latents. Raises what the
-    source raises.
+    """Returns the products of a model.
+
+    `may_expand`: whether they include those that expand prompts of latents. Raises what the source raises.
     """
     table = source.take_matrix("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
     embedding = linears.linear((table,)) if isinstance(table, StoredMatrix) else table
@@ -114,7 +115,8 @@ def take_products(
 
 
 def _head(source: WeightSource, spec: ModelSpec, embedding: torch.Tensor | Linear, linears: Linears) -> Linear:
-    """Returns the head. A tied table that is a product already is the head, too, where all logits are computed here."""
+    """Returns the head. It is the tied embedding where that is a product already and this process computes all
+    logits."""
     if spec.tie_word_embeddings and spec.share is None and not isinstance(embedding, torch.Tensor):
         return embedding
     name = "model.embed_tokens.weight" if spec.tie_word_embeddings else "lm_head.weight"

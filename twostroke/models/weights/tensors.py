@@ -1,4 +1,4 @@
-"""The weights of a model as plain tensors on one device, fused where one product serves several projections."""
+"""The weights of a model on one device. Projections of the same input are stacked, so that one product serves them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class WeightSource(Protocol):
         """Returns the tensor of this name, on the device and in the dtype of the model."""
 
     def take_matrix(self, name: str, rows: int, inputs: int) -> Matrix:
-        """Returns the same, or the matrix in the form of its file, where that is what products are made of."""
+        """Returns the matrix as plain numbers, or as it is stored if this source keeps codes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +32,7 @@ class DenseWeights:
 @dataclass(frozen=True, slots=True, eq=False)
 class NormWeights:
     weight: torch.Tensor
-    """[hidden], float32 where the model's norms multiply in it."""
+    """[hidden]; float32 where the model's norms multiply in float32."""
     bias: torch.Tensor | None = None
     """None for RMS norms."""
 
@@ -64,27 +64,27 @@ class ExpertWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatentWeights:
-    """What makes queries, keys and values of latents, in a layer that attends to those."""
+    """The weights that make queries, keys and values from latents, in a layer that attends to latents."""
 
     norm: torch.Tensor
     """[latent_dim]"""
     query_norm: torch.Tensor | None
     """[query_latent_dim]"""
     queries: DenseWeights | None
-    """query_latent_dim -> heads; None, as the norm is, where queries are made from the hidden state."""
+    """query_latent_dim -> heads. Like the norm, None where queries are made from the hidden state."""
     absorb: tuple[torch.Tensor, ...]
-    """[latent_dim, plain_dim] of each head: from its query to what is multiplied with latents."""
+    """[latent_dim, plain_dim] of each head: maps its query to a vector that attends to latents."""
     expand: tuple[torch.Tensor, ...]
-    """[value_dim, latent_dim] of each head: from a sum of latents to one of its values."""
+    """[value_dim, latent_dim] of each head: maps a sum of latents to a sum of values."""
     up: torch.Tensor
-    """[heads * (plain_dim + value_dim), latent_dim]: from a latent to each head's key and value, as in files."""
+    """[heads * (plain_dim + value_dim), latent_dim]: maps a latent to each head's key and value, as in the files."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceLayer:
     attention_norm: NormWeights
     qkv: DenseWeights
-    """hidden -> q heads, then k heads, then v heads; of latents: q heads or their latent, then what pages hold"""
+    """hidden -> q heads, then k heads, then v heads. With latents: q heads or their latent, then what pages hold"""
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     attention_output: DenseWeights
@@ -93,10 +93,10 @@ class DeviceLayer:
     """None where the layer has experts and no shared one."""
     experts: ExpertWeights | None = None
     attention_output_norm: NormWeights | None = None
-    """The norm of what attention adds to the residual stream."""
+    """The norm of the attention output, before it is added to the residual stream."""
     mlp_output_norm: NormWeights | None = None
     sinks: torch.Tensor | None = None
-    """float32 [heads]: one more score of each head's softmax; its value is zero"""
+    """float32 [heads]: an additional score of each head's softmax, whose value is zero"""
     latents: LatentWeights | None = None
 
 
@@ -116,7 +116,7 @@ class StackedExperts:
 
     @classmethod
     def of(cls, experts: ExpertWeights) -> StackedExperts:
-        """Stacks the weights as plain numbers: codes are expanded. Raises ConfigError where these cannot be read."""
+        """Stacks the weights as plain numbers. Raises ConfigError for quantised ones that cannot be read."""
         bias = experts.router_bias
         return cls(
             router=experts.router.float(),
@@ -137,15 +137,15 @@ class DeviceWeights:
     positions: torch.Tensor | None = None
     """Learned vectors [positions, hidden]."""
     experts: tuple[StackedExperts | None, ...] = ()
-    """The experts of each layer, in place of those that its `DeviceLayer` would name."""
+    """The experts of each layer. `DeviceLayer.experts` is None for all of them."""
 
 
 def take_weights(source: WeightSource, spec: ModelSpec, *, with_head: bool) -> DeviceWeights:
-    """Raises what the source raises."""
+    """Returns the weights of a model for one device. Raises what the source raises."""
     words = (spec.vocab_size, spec.hidden_size)
     embedding = source.take("model.embed_tokens.weight", *words)
     layers, experts = [], []
-    for index in range(spec.layers):  # one by one: a layer's experts are there twice while they are stacked
+    for index in range(spec.layers):  # one by one: stacking a layer's experts takes their memory twice
         layer = take_layer(source, index, spec)
         experts.append(None if layer.experts is None else StackedExperts.of(layer.experts))
         layers.append(replace(layer, experts=None))
@@ -157,7 +157,7 @@ def take_weights(source: WeightSource, spec: ModelSpec, *, with_head: bool) -> D
 
 
 def _head(source: WeightSource, spec: ModelSpec, embedding: torch.Tensor) -> Weight:
-    """Returns the rows of the tokens with logits that are computed here."""
+    """Returns the head, or its rows for the tokens whose logits are computed here."""
     words = slice(spec.vocabulary.start, spec.vocabulary.stop)
     if spec.tie_word_embeddings:
         return embedding[words]
@@ -175,7 +175,7 @@ def take_positions(source: WeightSource, spec: ModelSpec) -> torch.Tensor | None
 
 
 def take_layer(source: WeightSource, layer: int, spec: ModelSpec) -> DeviceLayer:
-    """Raises what the source raises."""
+    """Returns the weights of one layer. Raises what the source raises."""
     prefix, hidden = f"model.layers.{layer}", spec.hidden_size
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     experts = spec.experts_of(layer)
@@ -250,7 +250,7 @@ def _take_experts(source: WeightSource, name: str, experts: ExpertSpec, spec: Mo
 
 
 def take_norm(source: WeightSource, name: str, spec: ModelSpec) -> NormWeights:
-    """Raises what the source raises."""
+    """Returns the weights of one norm. Raises what the source raises."""
     weight = source.take(f"{name}.weight", spec.hidden_size)
     return NormWeights(weight, source.take(f"{name}.bias", spec.hidden_size) if spec.is_layer_norm else None)
 
@@ -258,29 +258,28 @@ def take_norm(source: WeightSource, name: str, spec: ModelSpec) -> NormWeights:
 def _take_dense(
     source: WeightSource, parts: Sequence[tuple[str, int]], columns: int, *, has_bias: bool
 ) -> DenseWeights:
-    """Takes several projections of the same input, stacked in the order given."""
+    """Returns several projections of the same input, stacked in the given order."""
     weight = _weight([source.take_matrix(f"{name}.weight", rows, columns) for name, rows in parts])
     bias = _stacked([source.take(f"{name}.bias", rows) for name, rows in parts]) if has_bias else None
     return DenseWeights(weight, bias)
 
 
 def _stacked_dense(parts: Sequence[DenseWeights], like: torch.Tensor) -> DenseWeights:
-    """Stacks projections. `like` has the dtype and the device to which expanded codes are brought."""
+    """Stacks projections. `like` has the dtype and the device of the result."""
     weights = [expanded(part.weight, like)[None] for part in parts]
     biases = [part.bias[None] for part in parts if part.bias is not None]
     return DenseWeights(_stacked(weights), _stacked(biases) if biases else None)
 
 
 def _weight(parts: Sequence[Matrix]) -> Weight:
-    """Returns a weight. Plain numbers become one matrix. What is stored in another form stays a row of matrices."""
+    """Returns a weight: one matrix of plain numbers, or a tuple of matrices where any of them is quantised."""
     tensors = [part for part in parts if isinstance(part, torch.Tensor)]
     return _stacked(tensors) if len(tensors) == len(parts) else tuple(parts)
 
 
 def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Stacks tensors one below the other. It does not use `cat`, which loads torch's compiler for tensors that are only
-    shapes.
-    """
+    """Stacks tensors along their first dimension. It does not use `cat`, which loads torch's compiler for tensors on
+    the meta device."""
     if len(tensors) == 1:
         return tensors[0]
     counts = [len(tensor) for tensor in tensors]

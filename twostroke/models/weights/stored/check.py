@@ -1,6 +1,7 @@
-"""Whether a model's weight files can be served: what a launcher asks before it starts a worker. No torch here.
+"""Checks that a model's weight files can be served, before a launcher starts a worker. No torch here.
 
-Headers, places, shapes of the parts of each quantised matrix, and every scale. Files are read, never run.
+It checks headers, places of tensors, shapes of the parts of each quantised matrix, and every scale. Files are read,
+never run.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from twostroke.models.weights.stored.tensor_header import HeaderTensor, read_hea
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 EXPONENT_BITS: Final = {"F16": 0x7C00, "BF16": 0x7F80, "F32": 0x7F800000}
-"""All bits of the exponent: a number that has them is infinite or none."""
+"""All bits of the exponent, by dtype. A number that has them all is infinite or NaN."""
 NO_EXPONENT: Final = 255
-"""The scale of one byte (E8M0) that is not a number."""
+"""The only scale of one byte (E8M0) that is not a number."""
 
 
 def check_weights(directory: Path) -> None:
@@ -51,7 +52,8 @@ def check_gguf(path: Path) -> None:
 
 
 def check_describes_itself(path: Path) -> None:
-    """Raises ConfigError where a GGUF file does not have all of a model's config that we would read from it."""
+    """Raises ConfigError where a GGUF file lacks a part of the model's config, or has it in a form that we do not
+    read."""
     file = read_gguf(path)
     scaling = file.facts.get(f"{file.architecture}.rope.scaling.type", "none")
     lost = [name for name in file.tensors if name.startswith("rope_f")]

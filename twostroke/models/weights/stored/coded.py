@@ -1,6 +1,6 @@
-"""Tensors of safetensors files with quantised matrices: GPTQ, AWQ, FP8, compressed-tensors and MXFP4.
+"""Reads tensors of safetensors files with quantised matrices: GPTQ, AWQ, FP8, compressed-tensors and MXFP4.
 
-`READERS` is the table: for each method of `schemes` what reads the numbers of a matrix.
+`READERS` is the table: for each method of `schemes`, the function that reads a matrix.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from twostroke.models.weights.stored.coded_matrices import EXPERT_BLOCKS, CodedM
 from twostroke.models.weights.stored.schemes import Scheme
 
 AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
-"""The place of each output's code in a word of eight codes of AWQ's "gemm" order."""
+"""The position of each output's code in a word of eight codes of AWQ's "gemm" order."""
 
 Tensors = Mapping[str, torch.Tensor]
 
 
 class CodedTensors(TensorFiles):
-    """Raises ConfigError for what the files lack, or have in another shape than the config says."""
+    """The tensors of safetensors files with quantised matrices.
+
+    Raises ConfigError for tensors that are missing or have another shape than in the config.
+    """
 
     def __init__(
         self,
@@ -40,14 +43,14 @@ class CodedTensors(TensorFiles):
         self._keeps_codes = keeps_codes
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        """Returns the tensor of this name as plain numbers, on the device and in the dtype asked for."""
+        """Returns the tensor of this name as plain numbers, on the requested device and in the requested dtype."""
         matrix = self._coded.find(name)
         if matrix is None:
             return super().take(name, *shape)
         return self._stored(name, matrix, shape).dense().to(self._device, self._dtype)
 
     def take_matrix(self, name: str, rows: int, inputs: int) -> Matrix:
-        """Returns the same in the file's form, where that is kept."""
+        """Returns the matrix as it is stored where codes are kept, and plain numbers otherwise."""
         matrix = self._coded.find(name)
         if matrix is None or not self._keeps_codes:
             return self.take(name, rows, inputs)
@@ -82,7 +85,7 @@ class CodedTensors(TensorFiles):
         return tensor
 
     def _order(self, module: str, matrix: CodedMatrix) -> torch.Tensor | None:
-        """Inputs in the order of their groups, int32 [inputs]; None where that is their own."""
+        """Returns the inputs in the order of their groups, int32 [inputs]; None where that is their own order."""
         part = next((part for part in ("g_idx", "weight_g_idx") if part in matrix.parts), None)
         if part is None:
             return None
@@ -117,12 +120,12 @@ def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _signed(codes: torch.Tensor) -> torch.Tensor:
-    """Returns int8 codes, less the 128 that unsigned ones have more."""
+    """Returns unsigned codes as int8, with 128 subtracted."""
     return (codes.int() - 128).to(torch.int8)
 
 
 def _ints(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, scheme: Scheme) -> StoredNumbers:
-    """Returns unsigned codes and zeros [rows, ..]; where the scheme is symmetric, zeros say nothing."""
+    """Returns numbers of unsigned codes and zeros [rows, ..]. Zeros are ignored where the scheme is symmetric."""
     if scheme.is_symmetric:
         zeros = None
     if scheme.bits == 8:
@@ -180,7 +183,7 @@ def _expert_blocks(tensors: Tensors, _matrix: CodedMatrix, _scheme: Scheme) -> S
 
 
 def _by_row(scales: torch.Tensor, matrix: CodedMatrix) -> torch.Tensor:
-    """Returns [rows, groups] of scales that may be one for each row, or one for all."""
+    """Returns scales [rows, groups]. The file may have one for each row, or one for all."""
     groups = matrix.inputs // matrix.layout.group
     wide = scales.reshape(1, 1) if scales.numel() == 1 else scales.reshape(matrix.rows, -1)
     return wide.expand(matrix.rows, groups).contiguous()
@@ -195,4 +198,4 @@ READERS: Final[dict[str, Callable[[Tensors, CodedMatrix, Scheme], StoredNumbers]
     "mxfp4": _mxfp4,
     EXPERT_BLOCKS: _expert_blocks,
 }
-"""One line for each way to store a matrix."""
+"""The function that reads a matrix, by method."""

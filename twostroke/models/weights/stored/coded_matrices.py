@@ -1,6 +1,7 @@
-"""Which tensors of safetensors files hold one quantised matrix, and in which layout. No torch here.
+"""Finds the tensors of safetensors files that hold one quantised matrix, and its layout. No torch here.
 
-`KINDS` is the table: for each method of `schemes` what finds the parts of a matrix and checks that they fit together.
+`KINDS` is the table: for each method of `schemes`, the function that finds the parts of a matrix and checks that they
+fit together.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from twostroke.models.weights.stored.schemes import Scheme, scheme_of
 from twostroke.models.weights.stored.tensor_header import HeaderTensor, quantization_in, read_headers
 
 SCALES: Final = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
-"""Kinds of scales of a layout by the type of their tensor."""
+"""Types of scales in a layout, by the dtype of their tensor."""
 CODES: Final = frozenset({"I32", "I8", "U8", "F8_E4M3"})
-"""Types that are not plain numbers of a matrix."""
+"""Dtypes that hold codes, not plain numbers, in a matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class CodedMatrix:
     parts: Mapping[str, HeaderTensor]
     """Tensors by the last part of their names: "qweight", "weight_scale" and so on."""
     fused: FusedExpert | None = None
-    """Which part of the tensors it is, where they hold all experts of a layer."""
+    """The matrix's place in the tensors, where these hold all experts of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +46,17 @@ class CodedMatrices:
     _found: dict[str, CodedMatrix | None] = field(default_factory=dict)
 
     def find(self, name: str) -> CodedMatrix | None:
-        """Returns the matrix that the model calls `name`; None where it is there as plain numbers, or not at all.
+        """Returns the matrix that the model calls `name`; None where it is stored as plain numbers, or not at all.
 
-        Raises ConfigError where its parts do not fit together, or the config says that it is exact and it is not.
+        Raises ConfigError where its parts do not fit together, or where it is quantised although the config says that
+        it is not.
         """
         if name not in self._found:
             self._found[name] = self._read(name)
         return self._found[name]
 
     def modules(self) -> list[str]:
-        """Returns the names of all matrices that are quantised; of those that are one tensor, that of the first."""
+        """Returns the names of all quantised matrices. Where experts share a tensor, that is only its first matrix."""
         main = MAIN[self.scheme.method]
         if self.scheme.method == EXPERT_BLOCKS:
             return _first_experts(self.tensors)
@@ -77,7 +79,7 @@ class CodedMatrices:
 
 
 def coded_in(directory: Path) -> CodedMatrices | None:
-    """Returns the quantised matrices of a directory's safetensors; None where its config says that there are none.
+    """Returns the quantised matrices of a directory's safetensors; None where its config names none.
 
     Raises ConfigError for files that are damaged and options that are not served.
     """
@@ -100,7 +102,7 @@ FUSED_EXPERTS: Final = tuple(
     for part in ("gate_up_proj", "down_proj")
     for kind in ("", ".weight", "_packed", ".qweight")
 )
-"""Ends of names of tensors that hold all experts of a layer, as plain numbers in files that are served."""
+"""Endings of the names of tensors that hold all experts of a layer. They are only served as plain numbers."""
 
 
 PARTS: Final = (
@@ -108,7 +110,7 @@ PARTS: Final = (
     *("weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_g_idx"),
 )
 EXPERT_BLOCKS: Final = "expert blocks"
-"""The method of gpt-oss: tensors of all experts of a layer. Their names `fused_experts` knows."""
+"""The method of gpt-oss: tensors of all experts of a layer. `fused_experts` knows their names."""
 MAIN: Final = {
     EXPERT_BLOCKS: "blocks",
     "gptq": "qweight",
@@ -118,7 +120,7 @@ MAIN: Final = {
     "packed int": "weight_packed",
     "mxfp4": "weight_packed",
 }
-"""The tensor that has the codes, by method."""
+"""The last part of the name of the tensor with the codes, by method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +265,8 @@ def _scales(parts: _Parts, name: str) -> HeaderTensor:
 
 
 def _int_layout(scheme: Scheme, size: int, dtype: str) -> Layout:
-    """Codes of 8 bits are signed: their zero is 128 in files that have unsigned ones."""
+    """Returns the layout of integer codes. Those of 8 bits are signed: 128 is subtracted from a file's unsigned
+    codes."""
     offset = 8 if scheme.bits == 4 and scheme.is_symmetric else 0
     zeros = "none" if scheme.is_symmetric else "zero" if scheme.bits == 4 else "signed zero"
     return Layout(bits=scheme.bits, group=size, scales=SCALES[dtype], mins=zeros, offset=offset)
@@ -277,4 +280,4 @@ KINDS: Final[dict[str, Callable[[_Parts, Scheme], CodedMatrix]]] = {
     "packed int": _packed_int,
     "mxfp4": _mxfp4,
 }
-"""One line for each way to store a matrix."""
+"""The function that finds a matrix, by method."""

@@ -1,4 +1,4 @@
-"""The formats of weight files, and which of them a model directory has."""
+"""Opens the weight files of a model directory, in whichever format they are."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class OpenWeights(WeightSource, Protocol):
 def open_weights(
     directory: Path, dtype: torch.dtype, device: torch.device | None = None, *, keeps_codes: bool = False
 ) -> OpenWeights:
-    """Returns the weights of a model directory in whatever format it has.
+    """Returns the weights of a model directory in whichever format it has.
 
-    Matrices become plain numbers of `dtype`, or stay in their file's form where `keeps_codes` is true. Raises
-    ConfigError naming the file that cannot be read.
+    Matrices become plain numbers of `dtype`, or stay quantised where `keeps_codes` is true. Raises ConfigError naming
+    the file that cannot be read.
     """
     gguf = gguf_in(directory)
     if gguf is not None:

@@ -1,4 +1,4 @@
-"""Reads what a GGUF file says about itself: its facts and where its tensors lie. No torch here.
+"""Reads the header of a GGUF file: its facts and the places of its tensors. No torch here.
 
 The format: github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little endian.
 """
@@ -25,7 +25,7 @@ class TensorType:
     layout: Layout | None = None
     """None for plain numbers."""
     numbers: tuple[int, ...] = ()
-    """The places of a block's float16 scales and mins."""
+    """The offsets of a block's float16 scales and mins, in bytes."""
 
 
 def _coded(*numbers: int, **layout: Any) -> TensorType:
@@ -46,7 +46,7 @@ TYPES: Final = {
     "Q6_K": _coded(208, bits=6, group=16, scales="int8", offset=32),
     "MXFP4": _coded(bits=4, group=32, scales="exponent", is_fp4=True),
 }
-"""The types that are served, by the library's names of them."""
+"""The types that are served, by their names in the `gguf` package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,14 @@ class GgufTensor:
     kind: str
     """A key of TYPES."""
     block_bytes: int
-    """The bytes of the numbers that are stored together."""
+    """Bytes of one block, the numbers that are stored together."""
     start: int
     """Offset in bytes from the start of the file."""
     size_bytes: int
 
     @property
     def layout(self) -> Layout | None:
-        """How its numbers are coded; None for plain ones."""
+        """The layout of its codes; None for plain numbers."""
         return TYPES[self.kind].layout
 
     def part(self, index: int) -> GgufTensor:
@@ -77,11 +77,11 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """What a file says about itself."""
+    """The header of a file."""
 
     path: Path
     facts: dict[str, Any]
-    """Numbers and strings; arrays, which may be long, only by their length."""
+    """Numbers and strings by name. Of an array, which may be long, it has only the length."""
     tensors: dict[str, GgufTensor]
 
     @property
@@ -97,11 +97,12 @@ class GgufFile:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Raises ConfigError, one line that says what is wrong, for a damaged file and for tensors of other types."""
+    """Returns the header of a file. Raises ConfigError, in one line, for a damaged file and for tensors of types that
+    are not served."""
     from twostroke.models.weights.stored.gguf_header import NATIVE, HeaderReader, block_bytes
 
     try:
-        with np.errstate(all="raise"):  # a number that is too large for the library's arithmetic
+        with np.errstate(all="raise"):  # raises for numbers that are too large for the library's arithmetic
             header = HeaderReader(path)
         facts = header.facts()
     except (ArithmeticError, LookupError, OSError, ValueError, struct.error) as error:
@@ -125,7 +126,7 @@ def check_architecture(file: GgufFile) -> None:
 
 
 def _placed(path: Path, tensor: Any, block_bytes: int) -> GgufTensor:
-    """Returns what the library says about one tensor. It has found the tensor's bytes in the file."""
+    """Returns one tensor of the library's header. The library has checked that the file has the tensor's bytes."""
     kind, shape = tensor.tensor_type.name, tuple(tensor.shape[::-1].tolist())
     if kind not in TYPES or not all(shape):
         known = ", ".join(TYPES)
@@ -136,5 +137,6 @@ def _placed(path: Path, tensor: Any, block_bytes: int) -> GgufTensor:
 
 
 def shown(name: str) -> str:
-    """Returns a name out of a file as part of one line: escaped where it cannot be printed, and not all of 64 KiB."""
+    """Returns a name from a file for use in one line: escaped where it cannot be printed, and at most 120 characters of
+    it."""
     return name if name.isprintable() and len(name) <= 120 else repr(name[:120])

@@ -1,6 +1,6 @@
 """The header of a GGUF file, read by the `gguf` package.
 
-The package takes 0.2 s to import, so this module is imported where there is such a file.
+The package takes 0.2 s to import, so this module is imported only for such a file.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any, Final
 from gguf import GGML_QUANT_SIZES, GGUFReader, GGUFValueType
 
 NATIVE: Final = "I"
-"""The byte order of this machine, as the library calls it."""
+"""The library's name of this machine's byte order."""
 Parts = tuple[int, list[Any], list[int], list[GGUFValueType]]
 
 
 class HeaderReader(GGUFReader):  # type: ignore[misc]  # the package has no types
-    """Passes over what arrays hold: of a vocabulary the library would make numpy arrays for seconds."""
+    """Reads a header without the elements of arrays: the library takes seconds to make numpy arrays of a vocabulary."""
 
     def facts(self) -> dict[str, Any]:
-        """Returns numbers and strings by name; of arrays, which may be long, only their length."""
+        """Returns numbers and strings by name. Of an array, which may be long, it returns only the length."""
         return {name: _value(field) for name, field in self.fields.items() if not name.startswith("GGUF.")}
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> Parts:
@@ -39,7 +39,7 @@ class HeaderReader(GGUFReader):  # type: ignore[misc]  # the package has no type
 
 
 def block_bytes(tensor: Any) -> int:
-    """Returns the bytes of the numbers that a tensor's type stores together."""
+    """Returns the bytes of one block of a tensor's type, the numbers that are stored together."""
     size: int = GGML_QUANT_SIZES[tensor.tensor_type][1]
     return size
 

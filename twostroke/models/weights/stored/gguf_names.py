@@ -19,17 +19,17 @@ FIRST_LAYER: Final = "model.layers.0."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufNames:
-    """How files of one architecture differ from those of Llama."""
+    """How GGUF files of one architecture differ from Hugging Face files."""
 
     is_paired: bool = False
-    """Whether queries and keys are in interleaved rotary order, where Hugging Face files have the halves one by one."""
+    """Whether queries and keys are in interleaved rotary order. Hugging Face files have one half after the other."""
     has_ones_in_norms: bool = False
     """Whether the stored weights of norms include the 1 that the model adds to them (Gemma)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufPlace:
-    """The place of a tensor of the model in a file: a tensor of its own there, or one expert of it."""
+    """The place of a tensor of the model in a file: a whole tensor, or one expert of a tensor."""
 
     name: str
     expert: int | None = None

@@ -1,4 +1,4 @@
-"""The layouts of a model's matrices, only from the headers of its files. No torch here."""
+"""Finds the layouts of a model's matrices. It reads only the headers of its files. No torch here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from twostroke.models.weights.stored.gguf_names import gguf_place
 GGUF_SUFFIX = ".gguf"
 
 LayoutOf = Callable[[str], Layout | None]
-"""From the name of a matrix to its layout: None for plain numbers."""
+"""Returns the layout of the matrix of a name; None for plain numbers."""
 
 
 def gguf_in(directory: Path) -> Path | None:

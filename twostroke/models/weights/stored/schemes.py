@@ -1,4 +1,4 @@
-"""What config.json says about quantised weights, as values. Options that are not known are refused by key. No torch
+"""The options of quantised weights in config.json, as values. Options that are not known are refused by key. No torch
 here.
 
 `SCHEMES` is the table of methods: one line each. A module that the config ignores stays exact.
@@ -22,15 +22,15 @@ class Scheme:
     """How the matrices of one model are quantised."""
 
     method: str
-    """A key of `formats.PARTS`: which tensors a matrix is stored in."""
+    """A key of `coded_matrices.MAIN`, which determines the tensors that store a matrix."""
     bits: int = 8
     group: int | None = None
-    """Inputs that share a scale; None for all of a row."""
+    """Number of inputs that share a scale; None for all inputs of a row."""
     is_symmetric: bool = True
     block: tuple[int, int] | None = None
     """Outputs and inputs of a block of FP8 that has one scale."""
     zero_bias: int = 0
-    """What is added to the zeros of the file."""
+    """Number that is added to the zeros in the file."""
     ignored: tuple[str, ...] = ()
     """Modules that stay exact: names, their prefixes or suffixes, where * stands for anything, or regular expressions
     after "re:"."""
@@ -46,7 +46,7 @@ def _matches(pattern: str, module: str) -> bool:
 
 
 def scheme_of(options: Options, where: str) -> Scheme:
-    """Returns the scheme of a `quantization_config`. Raises ConfigError that names a method, key or value not
+    """Returns the scheme of a `quantization_config`. Raises ConfigError naming a method, key or value that is not
     served."""
     method = options.get("quant_method")
     if method not in SCHEMES:
@@ -56,7 +56,7 @@ def scheme_of(options: Options, where: str) -> Scheme:
 
 
 class _Reader:
-    """Takes options one by one. Options that no code has read are unknown."""
+    """Takes options out of a config one by one. Those that are left at the end are unknown."""
 
     def __init__(self, options: Any, where: str) -> None:
         if not isinstance(options, Mapping):
@@ -68,7 +68,7 @@ class _Reader:
         return self._left.pop(key, default)
 
     def one_of(self, key: str, *values: Any, default: Any = None) -> Any:
-        """Takes an option with one of these values. Raises ConfigError for another one."""
+        """Takes an option that must have one of these values. Raises ConfigError for another value."""
         value = self.take(key, default)
         if not any(value == each and type(value) is type(each) for each in values):
             raise self.refused(key, value)
@@ -95,12 +95,12 @@ class _Reader:
         return _Reader(self.take(key), f"{self._where}.{key}")
 
     def passed(self, *keys: str) -> None:
-        """Options that change nothing here."""
+        """Drops options that have no influence here."""
         for key in keys:
             self.take(key)
 
     def finish(self) -> None:
-        """Raises ConfigError naming an option that is left and says anything."""
+        """Raises ConfigError naming an option that is left and not empty or false."""
         for key, value in self._left.items():
             if value not in (None, False, [], {}):
                 raise self.refused(key, value)
@@ -110,7 +110,7 @@ class _Reader:
 
 
 def _group(options: _Reader, key: str = "group_size") -> int | None:
-    """Returns the inputs of a group. -1 means that a row has one scale."""
+    """Returns the number of inputs in a group; None for -1, which means that a row has one scale."""
     size = options.whole(key, -1, 1 << 20)
     if size != -1 and (size < 32 or size % 32):
         raise options.refused(key, size)
@@ -204,7 +204,7 @@ def _compressed(options: _Reader) -> Scheme:
 
 
 def _mxfp4(options: _Reader) -> Scheme:
-    """Returns the scheme of gpt-oss: only experts have codes."""
+    """Returns the scheme of gpt-oss, in which only experts are quantised."""
     options.passed("quant_method", "use_kernels")
     ignored = options.names("modules_to_not_convert")
     options.one_of("dequantize", False, None)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from twostroke.base.errors import ConfigError
 
 LENGTH_BYTES: Final = 8
-"""Bytes of the header's length, with which a file begins."""
+"""Bytes of the number at the start of a file, which is the length of the header."""
 WHOLE: Final = "model.safetensors"
 SHARD_INDEX: Final = "model.safetensors.index.json"
 
@@ -30,23 +30,23 @@ class HeaderTensor:
 
 @dataclass(frozen=True, slots=True)
 class WeightFiles:
-    """The safetensors files that a directory's weights lie in."""
+    """The safetensors files of a directory's weights."""
 
     paths: tuple[Path, ...]
     shard_of: Mapping[str, str]
-    """The names of files by tensor, from the index; empty where there is no index."""
+    """The file of each tensor, from the index; empty where there is no index."""
 
     def has(self, tensor: str, path: Path) -> bool:
-        """Returns whether the tensor of this name is meant to be read from this file."""
+        """Returns whether the tensor of this name is to be read from this file."""
         return self.shard_of.get(tensor, path.name) == path.name
 
 
 def weight_files(directory: Path) -> WeightFiles:
     """Returns the files that an index names; else model.safetensors; else all of them.
 
-    Other files are copies of the weights in another form, such as consolidated.safetensors. Raises ConfigError for an
+    Other files are copies of the weights in another format, such as consolidated.safetensors. Raises ConfigError for an
     index that names anything but files in its own folder. It does the same where the folder has model.safetensors and
-    an index of other files: then it is unclear which of the two is meant.
+    an index of other files: then it is unclear which of the two is to be read.
     """
     whole, index = directory / WHOLE, directory / SHARD_INDEX
     if not index.is_file():
@@ -83,7 +83,7 @@ def read_headers(directory: Path) -> dict[str, HeaderTensor]:
     """Returns all tensors of a directory's weights by name.
 
     Raises ConfigError for a damaged header. It does so too where several files have a tensor of the same name and no
-    index says which one is meant.
+    index names one of them.
     """
     files = weight_files(directory)
     found: dict[str, HeaderTensor] = {}
@@ -102,7 +102,7 @@ def read_headers(directory: Path) -> dict[str, HeaderTensor]:
 
 
 def _header_of(path: Path) -> dict[str, HeaderTensor]:
-    """Returns the tensors of one file. The library checks its header; where their bytes are, it does not say."""
+    """Returns the tensors of one file. The library checks the header, but does not return the offsets of tensors."""
     from safetensors import SafetensorError, safe_open  # programs that read no file, as `make gpu`, do without it
 
     try:
@@ -121,7 +121,7 @@ def _tensor(path: Path, facts: Mapping[str, Any], begin: int) -> HeaderTensor:
 
 
 def quantization_in(directory: Path) -> Mapping[str, Any] | None:
-    """Returns what config.json says about quantised weights; None where it says nothing or cannot be read."""
+    """Returns config.json's options of quantised weights; None where it has none or cannot be read."""
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
