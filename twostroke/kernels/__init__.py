@@ -1,1 +1,2 @@
-"""What a step computes besides matrix products, for each device, with torch references."""
+"""The kernels of a step for each device, and torch references: attention, matrix products, and elementwise
+operations."""

@@ -1,4 +1,4 @@
-"""What comes between the first and the last product of an MLP. No torch here."""
+"""The activation between the first and the last matrix product of an MLP. No torch here."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ ACTIVATIONS: Final = ("silu", "gelu_tanh", "gelu")
 
 @dataclass(frozen=True, slots=True)
 class Clamp:
-    """Numbers of y = gate / (1 + e^(-alpha * gate)) * (value + 1), where gates and values are clamped before."""
+    """Constants of y = gate / (1 + e^(-alpha * gate)) * (value + 1), where gates and values are clamped first."""
 
     alpha: float
     limit: float
-    """What gates are at most, and values at most and at least, with a minus."""
+    """Gates are clamped to at most `limit`, values to the range from -limit to limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """A function of the first product, which is either all there is, or lets the values of another one through."""
+    """A function of the first product's outputs. Either it is applied to all of them, or half of them gate the other
+    half."""
 
     function: str = "silu"
-    """A name among `ACTIVATIONS`."""
+    """A name in `ACTIVATIONS`."""
     is_gated: bool = True
-    """Whether the product's outputs are all gates, then all values: y = function(gate) * value."""
+    """Whether the product's outputs are first all gates, then all values: y = function(gate) * value."""
     clamp: Clamp | None = None
-    """What makes of silu the activation of gpt-oss."""
+    """Clamping that turns silu into the activation of gpt-oss."""
 
     @property
     def width(self) -> int:
@@ -36,4 +37,4 @@ class Activation:
 
 
 GATED_SILU: Final = Activation()
-"""What Llama and most of its kind have."""
+"""The activation of Llama and of most similar models."""

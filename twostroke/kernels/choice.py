@@ -1,4 +1,4 @@
-"""Which attention serves a pool: decided once, when the pool is built."""
+"""Chooses the kernels for a pool and a device, once, when they are made."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ def grouped_pool(
     """Returns the pool of a model that computes in `dtype` over the pages of its groups, each uint8 [pages, page
     bytes].
 
-    `key_centers` are those of the model. Forms of 4 bits have centers of their own in each page.
+    `key_centers` are those of the model. Forms of 4 bits have their own centers in each page.
+
     `exact_pages` makes the exact pages of forms that have any, by default in sparse host memory.
+
     Raises ConfigError for a form that cannot store such layers, heads or blocks.
     """
     check_latents(shapes[0], form)
@@ -85,7 +87,7 @@ def choose_attention(
     is_deterministic: bool = False,
 ) -> AttentionBackend:
     """Returns the attention for a pool in host memory: the native kernel on threads of `team`, or torch where there is
-    none.
+    no native kernel.
 
     `dtype` is that of queries, keys and values.
     """
@@ -104,7 +106,7 @@ def device_attention(
     """Returns the attention for a pool on a CUDA device. Raises ConfigError where Triton is missing, or cannot compute
     such heads.
     """
-    _require_triton()  # only here: a machine without CUDA need not have it
+    _require_triton()  # only here, because machines without CUDA may lack it
     backends = [
         kernels_of(part.form).triton_attention(part, heads, some, dtype, has_sinks=has_sinks)
         for part, some in zip(parts_of(pool), rules_of_parts(pool, rules), strict=True)
@@ -131,7 +133,7 @@ def device_grouped(device: torch.device) -> GroupedProducts:
 
 
 def device_linears(device: torch.device) -> Linears:
-    """Returns what makes the products of a model on this device."""
+    """Returns the object that makes the matrix products of a model on this device."""
     codes: CodeProducts = TorchCodeProducts()
     if device.type == "cuda":
         _require_triton()

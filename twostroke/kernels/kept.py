@@ -13,8 +13,8 @@ from twostroke.security.trusted_paths import check_cache, make_folder
 
 
 def kept_or_measured(path: Path, key: str, measure: Callable[[], Any]) -> Any:
-    """Returns what the file has under `key`. Otherwise it returns and keeps what `measure` returns, a value that JSON
-    can hold.
+    """Returns the file's value of `key`. If there is none, it calls `measure` and keeps the result, which must be a
+    JSON value.
 
     One process measures at a time, and the others wait for it. Raises OSError where the file cannot be written.
     """
@@ -32,12 +32,12 @@ def kept_or_measured(path: Path, key: str, measure: Callable[[], Any]) -> Any:
 
 
 def _opened(path: str, flags: int) -> int:
-    """Others may not write to it, whatever the umask is: then it would not be believed."""
+    """Opens a file that other users cannot write to, whatever the umask is. Otherwise it would not be trusted."""
     return os.open(path, flags, 0o644)
 
 
 def kept(path: Path, key: str) -> Any | None:
-    """Returns what the file keeps under `key`; None where that was never measured."""
+    """Returns the file's value of `key`; None where it was never measured."""
     try:
         check_cache(path)
         return _read(path.read_text(encoding="utf-8")).get(key)
@@ -46,7 +46,8 @@ def kept(path: Path, key: str) -> Any | None:
 
 
 def _read(text: str) -> dict[str, Any]:
-    """Returns what was measured before; nothing where the file is new, or a machine went down while it was written."""
+    """Returns all kept values; an empty dict where the file is new, or where the machine crashed while it was
+    written."""
     try:
         found = json.loads(text)
     except ValueError:

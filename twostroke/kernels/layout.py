@@ -26,25 +26,26 @@ NUMBER_BYTES: Final = {
 """Bytes of one scale or min of each kind."""
 
 SCALES: Final = ("float16", "bfloat16", "float32", "exponent", "uint8", "int8")
-"""Kinds of scales, as `Scales` of native/linear.h has them: numbers, powers of two (E8M0), and the two-level ones."""
+"""Kinds of scales, in the order of `Scales` in native/linear.h: numbers, powers of two (E8M0), and the two-level ones.
+"""
 MINS: Final = ("none", "float16", "zero", "uint8", "bfloat16", "signed zero")
-"""Kinds of mins, in the order of `Mins` in native/linear.h. "zero" and "signed zero" are the code of the number 0."""
+"""Kinds of mins, in the order of `Mins` in native/linear.h. "zero" and "signed zero" are the code that stands for 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """One way to store a matrix. Its rows are outputs."""
+    """One way to store a matrix whose rows are outputs."""
 
     bits: int
     """Bits of a code: 4, 5, 6 or 8."""
     group: int
-    """Inputs that share a scale."""
+    """Number of inputs that share a scale."""
     scales: str
     mins: str = "none"
     offset: int = 0
-    """What is subtracted from every code. Codes of 8 bits are signed and have none."""
+    """Number that is subtracted from every code. Codes of 8 bits are signed and have none."""
     is_fp4: bool = False
-    """Whether codes name numbers of FP4 (E2M1). They count in halves."""
+    """Whether codes stand for numbers of FP4 (E2M1), counted in halves."""
     is_fp8: bool = False
     """Whether codes are numbers of FP8 (E4M3)."""
 
@@ -59,12 +60,13 @@ class Layout:
 
     @property
     def super_parts(self) -> int:
-        """float16 numbers of 256 inputs of a row: of the scales, and of the mins where these have two levels too."""
+        """Number of float16 values for 256 inputs of a row: one for the scales, and one for the mins if these have two
+        levels, too."""
         return (self.scales in {"uint8", "int8"}) + (self.mins == "uint8")
 
     @property
     def whole_inputs(self) -> int:
-        """Returns how many neighbouring inputs cannot be parted."""
+        """Returns how many neighbouring inputs must stay together."""
         return SUPER if self.super_parts else self.unit
 
     def can_pack(self, inputs: int) -> bool:
@@ -72,7 +74,8 @@ class Layout:
         return inputs % self.whole_inputs == 0 and self.group % self.unit == 0
 
     def of_inputs(self, own: range, inputs: int) -> Layout | None:
-        """Returns the layout of a part of a matrix with this many inputs. None: it ends inside what cannot be split.
+        """Returns the layout of a part of a matrix with this many inputs; None if the part ends between inputs that
+        must stay together.
 
         A part that ends within a group gets smaller groups. Each has the scale of the group that it comes from.
         """
@@ -101,10 +104,10 @@ class Layout:
 
 
 DEVICE_TILE: Final = 64
-"""Outputs and inputs of a tile of codes on a device: the outputs that the tensor cores of four warps take."""
+"""Outputs, and inputs, of a tile of codes on a device. The tensor cores of four warps multiply as many outputs."""
 
 EXPANDED_BYTES: Final = 64 << 20
-"""Bytes of plain numbers, at most, that a device makes of a matrix of codes for one product with many rows."""
+"""Most bytes of plain numbers into which a device expands a quantised matrix for one product with many rows."""
 
 DEVICE_SCALES: Final = {
     "float16": "float16",
@@ -114,7 +117,7 @@ DEVICE_SCALES: Final = {
     "uint8": "float32",
     "int8": "float32",
 }
-"""The dtype of each kind of scales on a device, which holds all of them exactly: two-level ones are products there."""
+"""The dtype of each kind of scales on a device. It holds all of them exactly; two-level scales are multiplied out."""
 
 DEVICE_MINS: Final = {
     "float16": "float16",
@@ -123,7 +126,7 @@ DEVICE_MINS: Final = {
     "signed zero": "float32",
     "uint8": "float32",
 }
-"""Dtype of mins on a device, which are products where the file has codes of zero."""
+"""The dtype of each kind of mins on a device. Where the file has codes of zero, they are multiplied by the scale."""
 
 
 def device_bits(layout: Layout) -> int:
@@ -132,8 +135,8 @@ def device_bits(layout: Layout) -> int:
 
 
 def device_matrix_bytes(layout: Layout, rows: int, inputs: int) -> int:
-    """Returns the bytes of a matrix of codes, scales and mins on a device; the factors of its rows widen few of
-    them."""
+    """Returns the bytes of a quantised matrix on a device: codes, scales and mins. Factors of rows, which widen few of
+    them, are not counted."""
     of_group = NUMBER_BYTES[DEVICE_SCALES[layout.scales]]
     if layout.mins != "none":
         of_group += NUMBER_BYTES[DEVICE_MINS[layout.mins]]

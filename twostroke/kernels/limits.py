@@ -1,4 +1,4 @@
-"""What a machine's processor can do at most, as measured now: reading memory, and multiplying matrices."""
+"""Measures the highest rates of a machine's processor: of reading memory, and of multiplying matrices."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import torch
 from twostroke.kernels.products.linear import make_linear
 
 READS_PER_REPEAT: Final = 4
-"""A read takes milliseconds and suffers most from other users of the memory: more of them find the limit."""
+"""Reads for each repeat. A read takes milliseconds and suffers most from other users of the memory, so more of them
+find the limit."""
 TRIAL_SHAPE: Final = (64, 576, 3072)
-"""Rows, inputs, outputs of a product that shows which of two types is the faster one here."""
+"""Rows, inputs, outputs of a product that shows which of two dtypes is faster here."""
 
 Shape = tuple[int, int, int]
 Run = Callable[[Callable[[], None]], None]
@@ -24,12 +25,12 @@ Run = Callable[[Callable[[], None]], None]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The best that was measured with some number of threads."""
+    """The highest rates that were measured with a number of threads."""
 
     threads: int
     read_bytes_per_s: float
     operations_per_s: float
-    """Rate of matrix products in the model's dtype or in float32; a multiplication and its addition are two."""
+    """Rate of matrix products in the model's dtype or in float32. A multiplication and its addition count as two."""
 
 
 def measured_limits(
@@ -41,7 +42,7 @@ def measured_limits(
     shapes: Sequence[Shape],
     run: Run | None = None,
 ) -> Limits:
-    """Measures both. `run` runs each of the short calls that are timed, on whichever thread it likes."""
+    """Measures both rates. `run` runs each of the short timed calls, on any thread."""
     trial = _Trials(threads, repeats, run or (lambda call: call()))
     return Limits(threads, trial.read_rate(buffer_bytes), trial.product_rate(dtype, shapes))
 
@@ -53,8 +54,9 @@ class _Trials:
     run: Run
 
     def read_rate(self, buffer_bytes: int) -> float:
-        """Returns the better of a sum and of the C library's comparison, which lets go of the GIL: machines differ."""
-        ours = torch.rand(buffer_bytes // 8)  # of all different numbers: a hypervisor may merge pages that are equal
+        """Returns the better rate of a sum and of the C library's comparison, which releases the GIL. Machines differ
+        in which is faster."""
+        ours = torch.rand(buffer_bytes // 8)  # random, because a hypervisor may merge equal pages
         theirs = ours.clone()
         compare = ctypes.CDLL(None).memcmp
         compare.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
@@ -70,7 +72,8 @@ class _Trials:
         return max(2 * ours.nbytes / compared_s, ours.nbytes / summed_s)
 
     def product_rate(self, dtype: torch.dtype, shapes: Sequence[Shape]) -> float:
-        """Returns the rate of products. A processor without instructions for `dtype` multiplies float32 faster."""
+        """Returns the rate of matrix products. A processor without instructions for `dtype` multiplies float32
+        faster."""
         rates = {kind: self._rate_of(kind, TRIAL_SHAPE) for kind in {dtype, torch.float32}}
         best = max(rates, key=lambda kind: rates[kind])
         return max(rates[best], *(self._rate_of(best, shape) for shape in shapes))
@@ -82,7 +85,7 @@ class _Trials:
         return 2 * rows * inputs * outputs / self._least_s(lambda: product(x), self.repeats)
 
     def _least_s(self, call: Callable[[], object], repeats: int) -> float:
-        """Returns the least seconds of some calls. The first call does not count."""
+        """Returns the shortest time of some calls, in seconds. The first call does not count."""
         least_s = [float("inf")]
 
         def timed() -> None:

@@ -1,4 +1,5 @@
-"""The oracle: rope, page writes and paged attention in plain torch, one sequence at a time, nothing clever."""
+"""The reference that tests compare kernels with: rope, page writes and paged attention in plain torch, one sequence at
+a time."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def gather_kv(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns one sequence's K and V, [kv_heads, context, D] and [kv_heads, context, value_dim], in `dtype`.
 
-    Blocks before that of the token `first` are zeros: no row sees them, and their pages may be gone.
+    Blocks before that of the token `first` are zeros: no row attends to them, and their pages may be gone.
     """
     begin, end = first // pool.block, -(-context_len // pool.block)
     pages = pool.read(block_table[begin:end].long(), layer)
@@ -34,18 +35,18 @@ def gather_kv(
 
 
 def visible(positions: torch.Tensor, keys: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
-    """Returns bool [T, context]: which keys, by position, a token at each position sees."""
+    """Returns bool [T, context]: whether the token at each position attends to each key."""
     seen: torch.Tensor = rule.sees(positions[:, None], keys)
     return seen
 
 
 def capped(scores: torch.Tensor, softcap: float | None) -> torch.Tensor:
-    """Returns scaled scores, or logits, under their soft cap."""
+    """Returns scaled scores, or logits, with their soft cap."""
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
 def softmax_with(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
-    """Returns the softmax of scores [heads, T, context], among which each head has its sink, without the sinks."""
+    """Returns the softmax of scores [heads, T, context] and each head's sink, without the sinks."""
     if sinks is None:
         return scores.softmax(dim=-1)
     last = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:2], 1)
@@ -107,7 +108,7 @@ def paged_attention(
 
 
 def rotate_end(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Applies rope to the last dimensions of x [T, heads, D]: two for each cosine."""
+    """Applies rope to the last dimensions of x [T, heads, D], two for each cosine."""
     rope_dim = 2 * cosines.shape[-1]
     if rope_dim == x.shape[-1]:
         return rotate(x, cosines, sines)
@@ -117,7 +118,7 @@ def rotate_end(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> t
 def rotate_and_store(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pool: PagePool, layer: int, placement: TokenSlots, rope: int = 0
 ) -> torch.Tensor:
-    """Writes k, rotated with one of the ropes, and v into the pool's slots; returns the rotated q."""
+    """Writes v, and k rotated with one of the ropes, into the pool's slots. Returns the rotated q."""
     columns = slice(rope * pool.rope_dim // 2, (rope + 1) * pool.rope_dim // 2)
     cosines, sines = placement.cosines[:, columns], placement.sines[:, columns]
     pool.write(rotate_end(k, cosines, sines), v, layer, placement.write_slots)

@@ -1,4 +1,4 @@
-"""The one signature of attention over pages, and what a step tells it.
+"""The interface of attention over pages, and its arguments for a step.
 
 A backend is chosen once, at construction, for one pool on one device. For each step it gets the ragged batch. For each
 layer it stores keys and values into pages and attends to them.
@@ -33,7 +33,7 @@ class RaggedBatch:
     query_starts: tuple[int, ...]
     """[S + 1], on the host."""
     context_lens: tuple[int, ...]
-    """[S], on the host: tokens that the last query token of each sequence attends to."""
+    """[S], on the host: number of tokens that the last query token of each sequence attends to."""
     block_tables: torch.Tensor
     """int32 [S, widest], contiguous: pages of the first page group"""
     write_slots: torch.Tensor
@@ -42,15 +42,15 @@ class RaggedBatch:
     """float32 [T, ropes * rope_dim / 2], of each token's position: the ropes of the model side by side"""
     sines: torch.Tensor
     released: tuple[int, ...] = ()
-    """Pages with blocks that were finished or given up since the step before."""
+    """Pages whose blocks were finished or given up since the step before."""
     exact_slots: torch.Tensor | None = None
-    """int64 [T]: exact page * block + offset, in forms whose scales span a block; None where it is not decided yet."""
+    """int64 [T]: exact page * block + offset, in forms whose scales span a block; None until it is decided."""
     further: tuple[RaggedPlaces, ...] = ()
-    """Places in each further page group; none where its pages lie where the first group's do."""
+    """Places in each further page group; empty where its pages lie where the first group's do."""
     added: Any = None
-    """What is added to products of this step, in the form in which the model takes it. None: nothing."""
+    """What is added to matrix products of this step, in the form in which the model takes it, or None for nothing."""
     kernels: KernelRecords | None = None
-    """Native kernels are recorded here while a profile is taken."""
+    """The record of native kernels while a profile is taken; None otherwise."""
 
     def angles(self, rope: int, rope_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns cosines and sines of one rope, each [T, rope_dim / 2]."""
@@ -72,18 +72,19 @@ class RaggedBatch:
 class AttentionStep(Protocol):
     """Attention of one step, layer by layer.
 
-    Pages of latents have one kv head and only keys: v is the latent with which k begins. Of queries and keys only what
-    lies after the latent is rotated.
+    Pages of latents have one kv head and only keys: v is the latent with which k begins. Only the part of queries and
+    keys after the latent is rotated.
     """
 
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Rotates q [T, heads, D] and k [T, kv_heads, D], and puts k and v into their slots. Returns the rotated q."""
+        """Rotates q [T, heads, D] and k [T, kv_heads, D], and writes k and v into their slots. Returns the rotated
+        q."""
 
     def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns [T, heads * value_dim]: token j attends to what the layer's rule shows of its sequence up to
-        positions[j].
+        """Returns [T, heads * value_dim]. Token j attends to the tokens up to positions[j] that the layer's rule lets
+        it see.
 
-        `sinks`: float32 [heads], one more score of each head's softmax. The value of that score is zero.
+        `sinks`: float32 [heads], an additional score of each head's softmax. The value of that score is zero.
         """
 
 

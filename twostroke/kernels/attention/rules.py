@@ -1,7 +1,7 @@
-"""How each layer of a model attends: its scale, its window, the soft cap of its scores, and its rope. No torch here.
+"""The attention rule of each layer: its scale, its window, the soft cap of its scores, and its rope. No torch here.
 
-Kernels take the rules of the layers of their pool. A rule says nothing of pages: these hold all tokens, and a window
-hides those that a row must not see.
+Kernels take the rules of the layers of their pool. Rules have no influence on pages: these hold all tokens, and a
+window only hides those that a row must not see.
 """
 
 from __future__ import annotations
@@ -18,37 +18,39 @@ class AttentionRule:
     """The rule of one layer."""
 
     scale: float
-    """Factor of the products of queries and keys."""
+    """Factor on the products of queries and keys."""
     window: int | None = None
-    """Tokens that a token sees, itself included; None: all up to itself."""
+    """Number of tokens that a token attends to, itself included; None: all up to itself."""
     softcap: float | None = None
     """Scores s, scaled, become softcap * tanh(s / softcap) before they are masked; None: they stay as they are."""
     rope: int = 0
-    """Which of the model's ropes rotates queries and keys."""
+    """Index of the model's rope that rotates queries and keys."""
 
     def first_visible(self, position: int) -> int:
-        """Returns the first position that a token sees."""
+        """Returns the first position that a token attends to."""
         return 0 if self.window is None else max(0, position - self.window + 1)
 
     def sees(self, positions: Any, keys: Any) -> Any:
-        """Returns which keys, by position, tokens at these positions see: of numbers, arrays or tensors."""
+        """Returns whether tokens at these positions attend to keys at those, for numbers, arrays or tensors of
+        positions."""
         seen = keys <= positions
         return seen if self.window is None else seen & (keys > positions - self.window)
 
     def most_seen(self, context: int, rows: int) -> int:
-        """Returns the most tokens of a context that any of its last rows sees."""
+        """Returns how many tokens of a context its last rows attend to together."""
         return context if self.window is None else min(context, self.window + rows - 1)
 
     @property
     def sight(self) -> int | None:
-        """Is equal for layers with tokens that see the same tokens."""
+        """A value that is equal for layers whose tokens attend to the same tokens."""
         return self.window
 
 
 SEES_ALL: Final = AttentionRule(scale=1.0)
 
 AnyRules = float | Sequence[AttentionRule]
-"""A rule for each layer, or the scale of all of them where they see everything up to themselves with the first rope."""
+"""A rule for each layer, or the scale of all layers where they attend to everything up to themselves with the first
+rope."""
 
 
 def page_groups_of(rules: Sequence[AttentionRule]) -> tuple[PageGroup, ...]:

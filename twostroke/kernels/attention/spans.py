@@ -1,8 +1,8 @@
-"""The arguments of a launch over pages, as tensors on the device: spans to attend to, places to write to.
+"""The arguments of a launch over pages, as tensors on the device: spans that attend, and slots to write to.
 
-A span is query rows that lie together, and the context that the last of them sees. A decoding sequence is a span of one
-row; a chunk of a prompt is cut into spans of at most a tile's rows. Row r of a span with `rows` rows and context c
-attends to positions 0..c - rows + r.
+A span is query rows that lie together, and the context that the last of them attends to. A decoding sequence is a span
+of one row; a chunk of a prompt is cut into spans of at most a tile's rows. Row r of a span with `rows` rows and context
+c attends to positions 0..c - rows + r.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Span = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
-    """What one launch works on. The tensors may be rewritten between launches; the bounds must stay valid."""
+    """The spans of one launch. The tensors may be rewritten between launches, but the bounds must stay valid."""
 
     fields: torch.Tensor
     """int32 [spans, FIELDS], contiguous"""
     block_tables: torch.Tensor
     """int32 [sequences, widest], rows contiguous"""
     most_rows: int
-    """No span has more query rows."""
+    """The most query rows of a span, or more."""
     longest_context: int
-    """No span has more context."""
+    """The longest context of a span, or more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +47,7 @@ class TokenSlots:
     exact_slots: torch.Tensor | None = None
     """int64 [T]: exact page * block + offset, in forms whose scales span a block"""
     further: tuple[RaggedPlaces, ...] = ()
-    """Places in each further page group, whose block tables stand for those of the spans; none where its pages lie
+    """Places in each further page group, with block tables that replace those of the spans. Empty where its pages lie
     where the first group's do."""
 
     def of_group(self, group: int, spans: Spans) -> tuple[Spans, TokenSlots]:
@@ -71,7 +71,7 @@ def spans_of(batch: RaggedBatch) -> list[Span]:
 
 
 def spans_by_length(batch: RaggedBatch, short_rows: int) -> tuple[list[Span], list[Span], list[Span]]:
-    """Spans of one row, of at most `short_rows`, and longer ones."""
+    """Returns the spans of one row, those of at most `short_rows`, and longer ones."""
     spans = spans_of(batch)
     single = [span for span in spans if span[2] == 1]
     short = [span for span in spans if 1 < span[2] <= short_rows]
@@ -80,7 +80,7 @@ def spans_by_length(batch: RaggedBatch, short_rows: int) -> tuple[list[Span], li
 
 
 def spans_on(device: torch.device, groups: Sequence[Sequence[Span]], block_tables: torch.Tensor) -> list[Spans | None]:
-    """Returns what the launch of each group works on, brought over by one copy; None where a group is empty."""
+    """Returns the spans of each group's launch, copied to the device at once; None where a group is empty."""
     fields = span_fields([span for group in groups for span in group], device)
     made: list[Spans | None] = []
     for group, own in zip(groups, torch.split_with_sizes(fields, [len(group) for group in groups]), strict=True):
@@ -90,7 +90,8 @@ def spans_on(device: torch.device, groups: Sequence[Sequence[Span]], block_table
 
 
 def cut_into_tiles(spans: Iterable[Span], tile_rows: int) -> list[Span]:
-    """Spans of at most `tile_rows` rows, the longest contexts first: a launch should not end on its longest work."""
+    """Cuts spans into those of at most `tile_rows` rows. The longest contexts come first: a launch should not end on
+    its longest work."""
     tiles = []
     for sequence, first, rows, context in spans:
         for done in range(0, rows, tile_rows):
@@ -100,7 +101,8 @@ def cut_into_tiles(spans: Iterable[Span], tile_rows: int) -> list[Span]:
 
 
 def span_fields(spans: Sequence[Span], device: torch.device) -> torch.Tensor:
-    """Returns `Spans.fields` on `device`. The copy overtakes nothing, and the host does not wait for it."""
+    """Returns `Spans.fields` on `device`. The copy is made in the order of the stream, and the host does not wait for
+    it."""
     on_host = torch.tensor(spans, dtype=torch.int32).view(-1, FIELDS)
     if device.type != "cuda":
         return on_host.to(device)

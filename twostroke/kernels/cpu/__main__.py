@@ -1,4 +1,4 @@
-"""`python -m twostroke.kernels.cpu FOLDER`: build every library there, for images that have no compiler."""
+"""`python -m twostroke.kernels.cpu FOLDER` builds all libraries in the folder, for images that have no compiler."""
 
 from __future__ import annotations
 

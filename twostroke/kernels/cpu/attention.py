@@ -1,5 +1,5 @@
-"""Computes attention on a CPU with the native kernels; decode rows and prefill chunks take one path and read pages in
-place."""
+"""Computes attention on a CPU with the native kernels. Decode rows and prefill chunks take one path, and pages are read
+in place."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from twostroke.kernels.pools.parted_pool import (
 )
 
 DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""Numbers of the types of queries, keys and values, equal to `AttentionStep::dtype` in attention.h."""
+"""Numbers of the dtypes of queries, keys and values, equal to `AttentionStep::dtype` in attention.h."""
 FORMS: Final = ("float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2", "int4")
-"""Forms of pages in the order of `Form` in attention.h. Pages of another form are torch's."""
+"""Page forms in the order of `Form` in attention.h. Torch attends to pages of other forms."""
 
 
 class NativePlace(ctypes.Structure):
@@ -46,7 +46,7 @@ class NativeHeadRows(ctypes.Structure):
 
     @classmethod
     def of(cls, rows: torch.Tensor) -> NativeHeadRows:
-        """Rows [tokens, heads, D]."""
+        """Returns the struct of rows [tokens, heads, D]."""
         return cls(rows.data_ptr(), rows.stride(0), rows.stride(1))
 
 
@@ -54,7 +54,7 @@ Rules = ctypes.Array[NativeRule]
 
 
 class NativeAttention:
-    """Attends over a pool whose layers have forms of `FORMS`, on the threads of `team` or on the caller's.
+    """Attends over a pool whose layers have forms of `FORMS`, on the threads of `team`, or else on the calling thread.
 
     `dtype` is that of queries, keys and values; by default that of the pool's numbers.
     """
@@ -79,7 +79,8 @@ class NativeAttention:
         self.places = places_of_layers(pool)
         native_places = (NativePlace * len(self.places))(*(NativePlace(*place) for place in self.places))
         self.places_address = ctypes.addressof(native_places)
-        """The address of each layer's place among the native steps, for other kernels of the same step."""
+        """The address of an array with each layer's place among the native steps, for other kernels of the same step.
+        """
         self._keep = native_places
         assert pool.rope_dim % 2 == 0, "the kernel rotates the two halves of a head"
         pointer, number = ctypes.c_void_p, ctypes.c_int64
@@ -115,7 +116,7 @@ class NativeAttentionStep:
         query_starts = torch.tensor(batch.query_starts, dtype=torch.int32)
         batch = with_exact_slots(batch, backend.exact)
         self._keep = (batch, query_starts)
-        """Keeps alive what the native steps point into."""
+        """Tensors that the native steps point into."""
         parts = zip(backend.parts, backend.groups, strict=True)
         steps = [self._step(*part, batch.of_group(group), query_starts) for part, group in parts]
         self._natives = (NativeStep * len(steps))(*steps)
@@ -142,7 +143,7 @@ class NativeAttentionStep:
                 self._backend.team_address, address, index, NativeHeadRows.of(ends), k.data_ptr(), k.stride(0)
             )
             return q
-        # A lone head has nothing beside it: torch leaves its stride as it comes.
+        # torch does not normalise the stride of a single head.
         assert all(x.shape[1] == 1 or x.stride(1) == dim for x in (q, k, v)), "heads must lie side by side"
         self._backend.native_store(
             self._backend.team_address,
@@ -182,13 +183,13 @@ class NativeAttentionStep:
         return out.flatten(1)
 
     def _place(self, layer: int) -> tuple[int, int]:
-        """Returns the address of the native step that a layer belongs to, and which of its layers it is."""
+        """Returns the address of the native step that a layer belongs to, and the layer's index in it."""
         step, index = self._backend.places[layer]
         return ctypes.addressof(self._natives[step]), index
 
 
 def _native_rules(rules: Sequence[AttentionRule]) -> Rules:
-    """Returns the rules as the kernels take them."""
+    """Returns the rules as an array of native structs."""
     for rule in rules:
         assert rule.scale > 0, "the kernel looks for the highest score before it scales"
     return (NativeRule * len(rules))(
@@ -199,7 +200,7 @@ def _native_rules(rules: Sequence[AttentionRule]) -> Rules:
 def _native_step(
     backend: NativeAttention, pool: UniformPool, batch: RaggedBatch, query_starts: torch.Tensor
 ) -> NativeStep:
-    """Returns the step without what says where pages lie."""
+    """Returns the native step without the addresses of pages."""
     for tensor in (batch.cosines, batch.sines, batch.write_slots, batch.positions, batch.block_tables):
         assert tensor.is_contiguous(), "the kernel reads these as flat arrays"
     assert batch.positions.dtype == batch.block_tables.dtype == torch.int32

@@ -1,4 +1,4 @@
-"""Build the native kernels once per kind of machine, compiler and user, into a folder that outlives the run."""
+"""Builds the native kernels once per kind of machine, compiler and user, into a folder that outlives the run."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from twostroke.security.trusted_paths import OURS_TO_WRITE, check_cache, make_fo
 log = logging.getLogger(__name__)
 
 SOURCES: Final = Path(__file__).with_name("native")
-"""Every .cpp in it goes into the library. Each folder in it is a part: a library of its own, which is built and loaded
-when something first needs it, so that a first start compiles what its model calls."""
+"""The folder of sources. Every .cpp in it goes into the library. Each subfolder is a part: a separate library, which is
+built and loaded when something first needs it. So a first start compiles only what its model calls."""
 
 SHARED: Final = ("team.cpp", "lease.cpp", "plan.cpp")
-"""Sources that are compiled into each part, too: by these its kernels share out their tasks."""
+"""Sources that are compiled into each part, too: with them its kernels distribute their tasks."""
 
 FLAGS: Final = "-O3 -std=c++17 -fPIC -fvisibility=hidden -pthread -fno-math-errno -fno-trapping-math -ffp-contract=off"
 """Flags with which sums keep their written order, and a product is fused with a sum only where the source says `fma`.
@@ -46,7 +46,7 @@ ABANDONED_S: Final = 3600.0
 """Age in seconds from which on a build was killed: its two rounds of compiler runs are timed out long before."""
 
 MAIN: Final = "kernels"
-"""How the names of libraries begin. Those of parts have the part's name after it."""
+"""Prefix of the names of libraries. Names of parts have the part's name after it."""
 
 LOCK: Final = ".build.lock"
 """The file that a process locks while it builds."""
@@ -65,11 +65,11 @@ class Kernels:
     library: ctypes.CDLL
     variant: str
     build: str
-    """What it was made of and by: sources and flags, machine, compiler. The same only for equal libraries."""
+    """Name of the build: sources and flags, machine, and compiler. Only equal libraries have the same name."""
     reason: str = ""
-    """Why this variant, where it was chosen among several."""
+    """The reason for this variant, where it was chosen among several."""
     parts: dict[str, ctypes.CDLL] = field(default_factory=dict)
-    """Parts that are loaded. `need` enters them."""
+    """The loaded parts by name. `need` adds them."""
 
     def function(self, name: str, arguments: tuple[Any, ...], result: Any = None) -> Callable[..., Any]:
         """Returns the exported C function `name`, which from here on checks and converts its arguments."""
@@ -79,7 +79,8 @@ class Kernels:
         return function
 
     def need(self, part: str) -> None:
-        """Loads the kernels of a folder of `SOURCES`, built if they are not there yet, before anything calls them.
+        """Loads the kernels of a folder of `SOURCES`, and builds them first if need be. It must run before anything
+        calls them.
 
         Raises ConfigError where they cannot be built.
         """
@@ -100,10 +101,10 @@ class Kernels:
 
 
 def load_kernels(folder: Path, variants: Sequence[Variant] | None = None) -> Kernels | None:
-    """Returns the library of the first of `variants` that there is, built if `folder` does not hold it yet; None
-    without any.
+    """Returns the library of the first of `variants` that exists or can be built in `folder`; None where none can.
 
-    None for `variants`: what this CPU can run, the preferred one first. One warning where it is not the first.
+    `variants` are by default those that this CPU can run, the preferred one first. It logs one warning where it returns
+    another than the first.
     """
     problem = ""
     for variant in chosen_variants() if variants is None else variants:
@@ -123,13 +124,15 @@ def load_kernels(folder: Path, variants: Sequence[Variant] | None = None) -> Ker
 
 
 def load_variant(folder: Path, variant: Variant) -> Kernels:
-    """Raises OSError or SubprocessError where it is not there and cannot be built."""
+    """Returns the library of a variant, built if need be. Raises OSError or SubprocessError where it cannot be
+    built."""
     path = _built(folder, variant)
     return Kernels(ctypes.CDLL(str(path)), variant.name, path.stem)
 
 
 def build_all(folder: Path) -> None:
-    """Libraries for all CPUs of this architecture, for machines without a compiler. Raises OSError without one."""
+    """Builds libraries for all CPUs of this architecture, for machines without a compiler. Raises OSError if there is
+    none here."""
     compiler = find_compiler()
     for variant in VARIANTS:
         if variant.machine in {"", os.uname().machine}:
@@ -138,7 +141,8 @@ def build_all(folder: Path) -> None:
 
 
 def arithmetic_identity(kernels: Kernels | None) -> str:
-    """Workers where this is the same compute with the same instructions and libraries: CPU, kernels, torch."""
+    """Returns a digest of CPU, kernels and torch. Workers with the same one compute with the same instructions and
+    libraries."""
     facts = ("" if kernels is None else kernels.build, os.uname().machine, cpu_features(), version("torch"))
     return hashlib.blake2b("\0".join(facts).encode(), digest_size=6).hexdigest()
 
@@ -147,13 +151,12 @@ def arithmetic_identity(kernels: Kernels | None) -> str:
 class Compiler:
     command: tuple[str, ...]
     name: str
-    """Kind and version, fit for a file's name, and a digest of the defaults: "gcc-12.2.0-1f0c9a2b4d6e8071"."""
+    """Kind, version and a digest of the defaults, usable in file names: "gcc-12.2.0-1f0c9a2b4d6e8071"."""
 
 
 def find_compiler() -> Compiler:
-    """Returns $CXX, else the first C++ compiler on the path. Raises OSError where there is none, or it does
-    not work.
-    """
+    """Returns $CXX, else the first C++ compiler on the path. Raises OSError where there is none, or where it does not
+    work."""
     chosen = shlex.split(os.environ.get("CXX", ""))
     usual = ([name] for name in ("c++", "g++", "clang++"))
     command = next((each for each in ([chosen] if chosen else usual) if shutil.which(each[0])), None)
@@ -170,9 +173,10 @@ def find_compiler() -> Compiler:
 
 
 def _built(folder: Path, variant: Variant) -> Path:
-    """Returns what was built before; or built again, where a machine went down before all of it was on its disk.
+    """Returns a variant's library. It is built unless an earlier one can be loaded, which a machine's crash may have
+    damaged.
 
-    Without a compiler, what another one has built for such machines: so images bring libraries along.
+    Without a compiler, it returns a library that another machine has built, as images contain.
     """
     try:
         compiler = find_compiler()
@@ -190,7 +194,7 @@ def _built(folder: Path, variant: Variant) -> Path:
 
 
 def _build_part(path: Path, kernels: Kernels, part: str) -> None:
-    """Builds a part of a library, by the compiler that has built that: both must lay out what they share alike."""
+    """Builds a part of a library, by the same compiler as that: both must lay out shared structs alike."""
     variant = next(each for each in VARIANTS if each.name == kernels.variant)
     compiler = find_compiler()
     if path.stem != f"{_stem(variant, part)}-{compiler.name}":
@@ -202,9 +206,9 @@ def _build_part(path: Path, kernels: Kernels, part: str) -> None:
 
 @contextlib.contextmanager
 def _only_builder(folder: Path) -> Iterator[None]:
-    """Lets one process build at a time. Workers that start together would take each other's cores, and time out.
+    """Waits until no other process builds. Workers that start together would take each other's cores, and time out.
 
-    After waiting too long this process builds at the same time, which harms neither.
+    After waiting too long, this process builds at the same time, which harms neither.
     """
     make_folder(folder)
     check_cache(folder)
@@ -224,7 +228,8 @@ def _has_locked(file: IO[str]) -> bool:
 
 
 def _is_loadable(library: Path) -> bool:
-    """Raises UntrustedPath where others may have put it there: loading runs its code."""
+    """Returns whether a library exists and loads. Raises UntrustedPath where other users may have written it: loading
+    runs its code."""
     try:
         check_cache(library)
     except FileNotFoundError:
@@ -237,17 +242,17 @@ def _is_loadable(library: Path) -> bool:
 
 
 def _stem(variant: Variant, part: str = "") -> str:
-    """Returns the file name of the library, or of a part of it.
+    """Returns the start of the file name of the library, or of a part of it.
 
-    A library serves exactly these sources and flags. It runs on every machine of this architecture with a CPU that has
-    what the variant needs. A folder may be shared by machines of several architectures.
+    A library is only used for exactly these sources and flags. It runs on every machine of this architecture whose CPU
+    has the instructions of the variant. A folder may be shared by machines of several architectures.
     """
     name = f"{MAIN}_{part}" if part else MAIN
     return f"{name}-{variant.name}-{os.uname().machine}-{source_key(variant)}"
 
 
 def source_key(variant: Variant) -> str:
-    """Returns the key of a variant's library, whichever compiler makes it: sources, flags, and how it is built."""
+    """Returns the key of a variant's library without its compiler: a digest of sources, flags, and how it is built."""
     files = sorted(path for path in SOURCES.rglob("*") if path.suffix in {".h", ".cpp"})
     sources = content_digest((str(path.relative_to(SOURCES)), path) for path in files)
     return cache_key("native kernels", sources=sources, flags=FLAGS, variant_flags=variant.flags)
@@ -261,7 +266,7 @@ def _sources(part: str) -> list[Path]:
 def _compile(library: Path, variant: Variant, compiler: Compiler, part: str = "") -> None:
     """Compiles into another file and renames it, so that no process loads a part of a file."""
     command = compiler.command
-    make_folder(library.parent)  # `build_all` comes without the lock
+    make_folder(library.parent)  # `build_all` does not hold the lock
     _remove_abandoned(library.parent)
     with tempfile.TemporaryDirectory(prefix=".build-", dir=library.parent) as scratch:
         flags = [*FLAGS.split(), *variant.flags.split(), f"-I{SOURCES}"]
@@ -274,7 +279,7 @@ def _compile(library: Path, variant: Variant, compiler: Compiler, part: str = ""
             list(workers.map(_run, jobs))
         built = Path(scratch) / library.name
         _run([*command, *flags, "-shared", *objects, "-o", str(built)])
-        built.chmod(OURS_TO_WRITE)  # the compiler goes by the umask
+        built.chmod(OURS_TO_WRITE)  # the compiler applies the umask
         built.rename(library)
         log.info("native kernels built path=%s variant=%s", library, variant.name)
 
@@ -287,7 +292,8 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _run(arguments: list[str]) -> str:
-    """Returns what it says. A compiler that hangs goes together with the passes that it started."""
+    """Runs a command, and returns its output. A compiler that hangs is killed together with the processes that it
+    started."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True

@@ -1,4 +1,5 @@
-"""Which variant of the native kernels this machine uses: the fastest by a short measurement, kept for later starts.
+"""Chooses the variant of the native kernels for this machine: the fastest in a short measurement, which is kept for
+later starts.
 
 An instruction set that a processor has need not be its fastest: one runs BF16 at half rate, another lowers its clock.
 """
@@ -36,21 +37,21 @@ from twostroke.kernels.pools.page_pool import PagePool
 log = logging.getLogger(__name__)
 
 CONTENDERS: Final = 2
-"""Variants that are measured: the preferred one and the next. A third has at most a quarter of the first one's products
-per instruction, and compiling it lengthens the first start."""
+"""Number of variants that are measured: the preferred one and the next. A third has at most a quarter of the first
+one's products per instruction, and compiling it lengthens the first start."""
 
 CLEARLY: Final = 1.05
-"""How many times as fast as the preferred variant another one must be to replace it: less may be noise."""
+"""How many times as fast as the preferred variant another one must be to replace it. Smaller differences may be noise.
+"""
 
 MEASURED, ONLY_ONE, BY_FLAG = "measured", "only one", "set by the user"
 NOT_BUILT, NOTHING_BUILT, NOT_KEPT = "faster ones not built", "no native kernels", "not measured"
-"""Why a variant is used. `NOT_KEPT`: the cache cannot be written, so other workers would not find what was measured."""
+"""Reasons for a variant. `NOT_KEPT`: the cache cannot be written, so other workers would not find what was measured."""
 
 
 def choose_kernels(folder: Path) -> Kernels | None:
-    """Returns the library that all workers of this machine use, built if `folder` does not hold it yet; None without
-    any.
-    """
+    """Returns the library that all workers of this machine use, built if `folder` does not have it yet; None without
+    any."""
     order, reason = _in_turn(folder, chosen_variants())
     kernels = load_kernels(folder, order)
     if kernels is None:
@@ -59,15 +60,16 @@ def choose_kernels(folder: Path) -> Kernels | None:
 
 
 def variant_and_reason(kernels: Kernels | None) -> tuple[str, str]:
-    """Returns what computes on the CPU, and why, where these kernels were chosen."""
+    """Returns the name of what computes on the CPU, and the reason for it, where these kernels were chosen."""
     if kernels is None:
         return TORCH, BY_FLAG if is_overridden() else NOTHING_BUILT
     return kernels.variant, kernels.reason
 
 
 def fastest(seconds: Mapping[str, Sequence[float]]) -> str:
-    """Returns the variant that takes least for the same tasks, in the geometric mean. At least one, the preferred one
-    first: it stays unless another is clearly faster.
+    """Returns the variant with the least geometric mean of seconds for the same tasks.
+
+    There is at least one, and the preferred one is first: it stays unless another is clearly faster.
     """
     means = {name: statistics.geometric_mean(tasks) for name, tasks in seconds.items()}
     preferred, best = next(iter(means)), min(means, key=lambda name: means[name])
@@ -75,7 +77,7 @@ def fastest(seconds: Mapping[str, Sequence[float]]) -> str:
 
 
 def _in_turn(folder: Path, able: tuple[Variant, ...]) -> tuple[tuple[Variant, ...], str]:
-    """Returns all variants in the order in which to try them, and why the first is the first."""
+    """Returns all variants in the order in which to try them, and the reason for the first."""
     if is_overridden():
         return able, BY_FLAG
     contenders = tuple(variant for variant in able if variant.needs)[:CONTENDERS]
@@ -106,9 +108,8 @@ def _measured(folder: Path, contenders: Sequence[Variant]) -> dict[str, Any]:
 
 
 def _key(contenders: Sequence[Variant]) -> str:
-    """Returns what a measurement holds for: this kind of processor, this compiler, these sources and flags,
-    this trial.
-    """
+    """Returns the key of a measurement: it is valid for this kind of processor, this compiler, these sources and flags,
+    and this trial."""
     try:
         compiler = find_compiler().name
     except (OSError, subprocess.SubprocessError):
@@ -123,10 +124,10 @@ def _key(contenders: Sequence[Variant]) -> str:
 
 
 ROUNDS: Final = 6
-"""How often each task runs. The first time does not count, and of the others the least does."""
+"""Number of runs of each task. The first does not count, and of the others the shortest does."""
 
 OUTPUTS, INPUTS = 4096, 1024
-"""Shape of the weight: 8 MiB, which one row of a decode step reads from beyond the nearer caches."""
+"""Shape of the weight: 8 MiB, which a decode step of one row reads from beyond the nearer caches."""
 ROWS: Final = (1, 16, 128)
 """Rows of a product: one stream, a batch of streams, and a prompt."""
 
@@ -136,7 +137,8 @@ HEADS: Final = 9
 
 
 def trial_seconds(loaded: Sequence[Kernels]) -> dict[str, tuple[float, ...]]:
-    """Returns seconds of each task with each variant. They take turns, so that all meet the same disturbances."""
+    """Returns the seconds of each task with each variant. Variants take turns, so that all are measured under the same
+    load."""
     with torch.inference_mode():
         tasks = [_tasks_of(kernels) for kernels in loaded]
         least_s = [[math.inf] * len(each) for each in tasks]
@@ -161,7 +163,7 @@ def _tasks_of(kernels: Kernels) -> list[Callable[[], object]]:
 
 
 def _batch(pages: int) -> RaggedBatch:
-    """Returns the last token of every sequence."""
+    """Returns a batch of the last token of every sequence."""
     tables = torch.arange(pages, dtype=torch.int32).view(SEQUENCES, -1)
     angles = torch.zeros(SEQUENCES, HEAD_DIM // 2)
     return RaggedBatch(

@@ -1,4 +1,4 @@
-"""All layers of a decoder in one native call, which holds no lock of Python's."""
+"""Runs all layers of a decoder in one native call, which does not hold the GIL."""
 
 from __future__ import annotations
 
@@ -130,18 +130,18 @@ class NativeCall(ctypes.Structure):
 
 
 class NativeCollective(Protocol):
-    """The processes that compute a model together, as native kernels know them."""
+    """The group of processes that compute a model together, for native kernels."""
 
     @property
     def address(self) -> int | None:
         """The address of the group in shared memory."""
 
     def check(self, met: int) -> None:
-        """Raises EngineLost where a kernel returned that others did not come."""
+        """Raises EngineLost where a kernel returned that another process did not take part."""
 
 
 class NativeForward:
-    """Weights and workspace; one call at a time."""
+    """The weights and the workspace of a decoder. Only one call runs at a time."""
 
     def __init__(
         self,
@@ -153,9 +153,10 @@ class NativeForward:
         head: PanelLinear | None,
         collective: NativeCollective | None,
     ) -> None:
-        """`keep` is all that the model points into. `collective` computes the rest of each layer; None: there is none.
+        """`keep` is all that the model points into. `collective` connects the processes that compute the rest of each
+        layer; None where there are no others.
 
-        `head` is the model's. None where nothing is sampled.
+        `head` is the model's, or None where nothing is sampled.
         """
         self._run = kernels.function(
             "twostroke_forward_run", (_POINTER, _POINTER, ctypes.POINTER(NativeCall)), ctypes.c_int32
@@ -178,8 +179,8 @@ class NativeForward:
     ) -> torch.Tensor | None:
         """Returns float32 logits [len(sampled), vocab] of those rows; None for `sampled` ends with the last layer's KV.
 
-        `steps` are those of the attention. Each kernel is recorded in `kernels`. `added`: int64 [tokens], the address
-        of what native/low_rank.h adds to each row, layer by layer, 0 for nothing.
+        `steps` is the attention step. Each kernel is recorded in `kernels`. `added`: int64 [tokens], for each row the
+        address of the structs of native/low_rank.h that add to its products, 0 for none.
         """
         assert tokens.dtype == torch.int32, "the kernel walks these by index"
         call = NativeCall(tokens=tokens.data_ptr(), rows=len(tokens))

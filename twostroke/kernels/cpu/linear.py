@@ -1,4 +1,5 @@
-"""Products with weights packed for the native kernels: bfloat16, int8 with a scale per group of inputs, or codes."""
+"""Matrix products with weights packed for the native kernels: bfloat16, int8 with a scale per group of inputs, or
+codes."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ class NativeLayout(ctypes.Structure):
             bits=layout.bits,
             is_fp4=layout.is_fp4,
             group=layout.group,
-            offset=12 if layout.is_fp4 else layout.offset,  # which makes the numbers of FP4, in halves, unsigned
+            offset=12 if layout.is_fp4 else layout.offset,  # in halves, FP4's numbers plus 12 are unsigned
             scales=SCALES.index(layout.scales),
             mins=MINS.index(layout.mins),
         )
@@ -83,7 +84,8 @@ class NativeLinear(ctypes.Structure):
 
 
 class PanelLinear:
-    """One weight in panels. `native` is what other kernels take; it lives as long as this."""
+    """One weight in panels. `native` is the struct that other kernels take. It is valid as long as this object
+    lives."""
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class PanelLinear:
         keep: Any,
         outputs: int | None = None,
     ) -> None:
-        """`outputs`: those of a chain of products; only of the first where it is None."""
+        """`outputs` are those of a chain of products. None: the chain is only `native`."""
         self.native = native
         self.outputs: int = native.outputs if outputs is None else outputs
         self._product = product
@@ -117,12 +119,12 @@ class PanelLinear:
 
 
 class NativeLinears:
-    """Packs weights for the machine at hand. `is_int8` halves what a step reads, at the price of some exactness."""
+    """Packs weights for this machine. `is_int8` halves the bytes that a step reads, at the price of some precision."""
 
     def __init__(
         self, kernels: Kernels, team: Team | None, arena: Arena | None = None, *, is_int8: bool = False
     ) -> None:
-        """`arena`: where the packed weights lie; memory of their own where it is None."""
+        """`arena` holds the packed weights. None: private memory does."""
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self._product = kernels.function(
             "twostroke_linear",
@@ -149,13 +151,12 @@ class NativeLinears:
         return PanelLinear(self._product, self._team, first.native, products, sum(sizes))
 
     def exact(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PanelLinear:
-        """Returns the product in bfloat16 even where others are int8. Whoever multiplies asks for float32 sums."""
+        """Returns the product in bfloat16, even where others are int8. Callers ask for float32 sums."""
         return self._pack(weight, bias, len(weight), None, may_be_int8=False)
 
     def activated(self, weight: Weight, bias: torch.Tensor | None, activation: Activation) -> PanelLinear:
-        """Returns the activation of x W^T + b. If it is gated, the first half of those are gates, the second half
-        values.
-        """
+        """Returns the product with its activation: f(x W^T + b). If it is gated, the first half of the outputs are
+        gates, the second half values."""
         if not isinstance(weight, torch.Tensor):
             merged = _merged(weight)
             if len(merged) == 1 and isinstance(merged[0], StoredMatrix):
@@ -231,7 +232,7 @@ def _activate(native: NativeLinear, activation: Activation) -> None:
 
 
 def _merged(parts: Sequence[Matrix]) -> list[Matrix]:
-    """Neighbours of one kind become one matrix."""
+    """Returns the parts, with neighbours that are stored alike merged into one matrix."""
     merged: list[Matrix] = []
     for neighbours in _alike(parts):
         stored = [part for part in neighbours if isinstance(part, StoredMatrix)]
@@ -241,7 +242,7 @@ def _merged(parts: Sequence[Matrix]) -> list[Matrix]:
 
 
 def _alike(parts: Sequence[Matrix]) -> list[list[Matrix]]:
-    """Cuts the parts where one is stored in another way than the one before it."""
+    """Groups neighbouring parts that are stored alike."""
     cut: list[list[Matrix]] = []
     for part in parts:
         if cut and can_stack(cut[-1][-1], part):
@@ -252,7 +253,7 @@ def _alike(parts: Sequence[Matrix]) -> list[list[Matrix]]:
 
 
 def _stacked_plain(parts: Sequence[Matrix]) -> torch.Tensor:
-    """Returns the parts one below the other as plain numbers; only their shape where one part is only a shape."""
+    """Returns the stacked parts as plain numbers; only their shape where one part is on the meta device."""
     is_meta = any(isinstance(part, torch.Tensor) and part.is_meta for part in parts)
     counts = [_rows(part) for part in parts]
     width = parts[0].inputs if isinstance(parts[0], StoredMatrix) else parts[0].shape[1]
@@ -275,10 +276,10 @@ def _address(tensor: torch.Tensor | None) -> int | None:
 
 
 def _with_zeros(weight: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """Returns `weight` with this many rows and columns of zeros after it, or `weight` itself where there are none.
+    """Returns `weight` with this many rows and columns of zeros appended, or `weight` itself where there are none.
 
-    Code that packs weights must also run on shapes only (device meta). There torch loads its compiler for most
-    operators, `pad`, `cat` and `stack` among them: a second of time.
+    Code that packs weights must also run on the meta device. There torch loads its compiler for most operators, such as
+    `pad`, `cat` and `stack`, which takes a second.
     """
     if not rows and not columns:
         return weight
@@ -289,7 +290,7 @@ def _with_zeros(weight: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 
 
 def _interleaved(weight: torch.Tensor) -> torch.Tensor:
-    """Rows of gates, then of the values they let through, as half a panel of each in turn."""
+    """Reorders rows, which are gates and then values, so that half a panel of each takes turns."""
     half, outputs, inputs = PANEL // 2, len(weight) // 2, weight.shape[1]
     if outputs % half:
         padded = weight.new_zeros(2, outputs + -outputs % half, inputs)
@@ -299,9 +300,8 @@ def _interleaved(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns int8 [rows, inputs], and per panel, group and row the scale and what makes up for inputs
-    shifted by 128.
-    """
+    """Returns int8 [rows, inputs], and for each panel, group and row the scale and the sum that makes up for inputs
+    shifted by 128."""
     groups = weight.float().view(len(weight), -1, GROUP)
     scales = groups.abs().amax(-1) / 127
     values = (groups / scales.clamp_min(1e-30)[..., None]).round().to(torch.int8)

@@ -1,4 +1,4 @@
-"""A step of attention as native kernels take it: the kernels of a form say in it where their pages lie."""
+"""The struct of an attention step for native kernels. The kernels of a page form fill in where its pages lie."""
 
 from __future__ import annotations
 

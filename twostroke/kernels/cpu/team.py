@@ -1,4 +1,4 @@
-"""The threads that run a worker's native kernels, and the cores they run on: its own, and idle ones it may borrow."""
+"""The threads that run a worker's native kernels, on its own cores and on idle ones that it borrows."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from twostroke.kernels.cpu.build import Kernels
 log = logging.getLogger(__name__)
 
 BORROW_AFTER_US: Final = 3000
-"""A core is borrowed once its owner has been without a step for this long: the pause between two steps is shorter."""
+"""Microseconds without a step after which an owner's core may be borrowed. The pause between two steps is shorter."""
 
 PATIENCE_US: Final = 50_000
-"""How long a step waits for a borrower to yield: it does so between two kernels, unless its process is stopped."""
+"""Microseconds that a step waits for a borrower to yield. A borrower yields between two kernels, unless its process is
+stopped."""
 
 _POINTER, _NUMBER, _TEXT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p
 
@@ -28,16 +29,17 @@ _NEW_ARGUMENTS: Final = (
     *(_TEXT, _NUMBER, _NUMBER, ctypes.c_int32),
     *(_TEXT, _NUMBER),
 )
-"""Home and borrowable cores; leases, how long each side waits, whether to pin; where to say what went wrong."""
+"""The types of: home and borrowable cores; the leases' folder, how long each side waits, whether to pin; the buffer of
+an error message."""
 
 
 class Team:
-    """One thread per core. Kernels use more than the calling thread only within a `step`; one thread opens steps.
+    """One thread per core. Kernels use other threads than the calling one only within a `step`; one thread opens steps.
 
-    With a `directory`, workers of a host share cores by leases kept there: a step waits for its `home` cores, which
-    borrowers yield between two kernels, and takes those of the `borrowable` cores whose owners are idle, or fall idle
-    before it ends. Without one, the home cores are simply a number of threads. `pin` binds each thread to its core, the
-    calling one included.
+    With a `directory`, workers of a host share cores by leases in it. A step waits for its `home` cores, which
+    borrowers yield between two kernels. It also takes those of the `borrowable` cores whose owners are idle, or become
+    idle before it ends. Without a directory, the home cores are simply a number of threads. `pin` binds each thread to
+    its core, including the calling one.
     """
 
     def __init__(
@@ -63,13 +65,13 @@ class Team:
         self._borrowable = borrowable
         self._settings = (b"" if directory is None else os.fsencode(directory), borrow_after_us, patience_us, pin)
         self.address: int | None = self._create(borrowable)
-        """What a kernel takes as its team; another one after `borrow_from`."""
+        """The address that kernels take as their team. `borrow_from` changes it."""
 
     @contextmanager
     def step(self, *, borrows: bool = True) -> Iterator[None]:
-        """Holds the home cores, and borrow those that can be had, unless told not to.
+        """Holds the home cores, and borrows free ones if `borrows`.
 
-        Waits for home cores that are lent out, though not for a borrower that was stopped.
+        Waits for home cores that are lent out, but not for a borrower that was stopped.
         """
         assert self.address is not None, "a closed team runs nothing"
         self._begin(self.address, borrows)
@@ -85,12 +87,12 @@ class Team:
 
     @property
     def threads_now(self) -> int:
-        """Cores held by the open step; 0 between steps."""
+        """Number of cores held by the open step; 0 between steps."""
         return 0 if self.address is None else int(self._threads_now(self.address))
 
     @property
     def most_borrowed(self) -> int:
-        """Cores that the open step, or else the last one, borrowed at once at most."""
+        """Most cores that the open step, or else the last one, borrowed at once."""
         return 0 if self.address is None else int(self._most_borrowed(self.address))
 
     def borrow_from(self, borrowable: tuple[int, ...]) -> None:
@@ -106,7 +108,7 @@ class Team:
             self._free(address)
 
     def close(self) -> None:
-        """Ends the helper threads. No step is open."""
+        """Ends the helper threads. No step may be open."""
         address, self.address = self.address, None
         self._free(address)
 

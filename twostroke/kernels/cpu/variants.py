@@ -1,4 +1,4 @@
-"""The builds of the native kernels for families of CPUs, and which of them this machine can run."""
+"""The builds of the native kernels for families of CPUs, and those that this machine can run."""
 
 from __future__ import annotations
 
@@ -55,13 +55,12 @@ VARIANTS: Final = (
     Variant("sve512", "aarch64", "-march=armv8.2-a+sve -msve-vector-bits=512", frozenset({"sve", "sve512"})),
     Variant("portable", "", "", frozenset()),
 )
-"""In the order in which they are preferred."""
+"""All variants, the preferred ones first."""
 
 
 def chosen_variants() -> tuple[Variant, ...]:
-    """Returns what to try in turn: all that this CPU can run, or what `OVERRIDE` asks for; nothing where it asks for
-    torch.
-    """
+    """Returns the variants to try in turn: all that this CPU can run, or the one that `OVERRIDE` names; none where it
+    names torch."""
     features = usable_features()
     able = tuple(variant for variant in VARIANTS if variant.needs <= features)
     asked = os.environ.get(OVERRIDE)
@@ -77,12 +76,12 @@ def chosen_variants() -> tuple[Variant, ...]:
 
 
 def is_overridden() -> bool:
-    """Returns whether the user has named what to use."""
+    """Returns whether the user has chosen a variant, or torch."""
     return bool(os.environ.get(OVERRIDE))
 
 
 def usable_features() -> frozenset[str]:
-    """Returns what the processor has and the system lets this process use."""
+    """Returns the features that the processor has and the system lets this process use."""
     features = frozenset(cpu_features().split())
     if features >= TILES and not may_use_tiles():
         features -= TILES
@@ -92,14 +91,14 @@ def usable_features() -> frozenset[str]:
 def cpu_features() -> str:
     """Returns the line of /proc/cpuinfo that lists instruction sets: "flags" on x86, "Features" on ARM.
 
-    ARM's says that there is SVE, and not how wide it is: "sve256" is added for vectors of 256 bits.
+    ARM's line names SVE without its width: "sve256" is added for vectors of 256 bits.
     """
     line = _fact_of_cpu("flags", "features") or os.uname().machine
     return f"{line} sve{_sve_bits()}" if "sve" in line.split() else line
 
 
 def cpu_model() -> str:
-    """Returns the processor's name; on ARM, which gives it none, the numbers of its maker and its kind."""
+    """Returns the processor's name; on ARM, which has none, the numbers of its maker and its kind."""
     return _fact_of_cpu("model name") or f"{_fact_of_cpu('cpu implementer')} {_fact_of_cpu('cpu part')}"
 
 
@@ -117,9 +116,10 @@ _XFEATURE_XTILEDATA: Final = 18
 
 @functools.cache
 def may_use_tiles() -> bool:
-    """Asks Linux for the state of AMX's tiles, for all threads of this process. One line in the log if it refuses.
+    """Requests AMX's tile state from Linux for all threads of this process, and returns whether it is granted.
 
-    A system refuses that is older than Linux 5.16, or where a thread has a signal stack too small for the state.
+    It is refused by Linux before 5.16, and where a thread has a signal stack too small for the state. A refusal is
+    logged once.
     """
     system = ctypes.CDLL(None, use_errno=True)
     if system.syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0:
@@ -130,7 +130,7 @@ def may_use_tiles() -> bool:
 
 _PR_SVE_GET_VL: Final = 51
 _VECTOR_BYTES: Final = 0xFFFF
-"""The request of prctl, and the bits of its answer that hold the length; linux/prctl.h."""
+"""The request of prctl, and the bits of its result that hold the length: linux/prctl.h."""
 
 
 def _sve_bits() -> int:

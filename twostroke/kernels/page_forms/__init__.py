@@ -1,1 +1,1 @@
-"""The kernels of page forms: pools, attention, and conversions between forms. `form_kernels.py` says what each has."""
+"""The kernels of page forms: pools, attention, and conversions between forms. `form_kernels.py` is their interface."""

@@ -22,11 +22,12 @@ from twostroke.page_forms.page_form import PagePart
 PIECE: Final = 16
 """Tokens of a piece: `PIECE` in native/page.h."""
 IN_PAIRS: Final = frozenset({"bfloat16", *BYTES})
-"""Formats of which one multiply-add takes a pair: `PER_WORD` in native/page.h. Of others it takes one number."""
+"""Formats of which one multiply-add takes a pair of numbers (`PER_WORD` in native/page.h). Of others it takes one
+number."""
 
 
 class TokenKernels:
-    """The kernels of forms that store each token by itself. `FormKernels` says what the methods do."""
+    """The kernels of forms that store each token on its own. See `FormKernels` for the methods."""
 
     def pool_over(
         self,
@@ -116,7 +117,7 @@ def _word(name: str) -> int:
 
 
 def _rows(stored: torch.Tensor, name: str) -> torch.Tensor:
-    """Undos `_pieces`."""
+    """Reverses `_pieces`."""
     layers, _, heads, block, dim = stored.shape
     word, flat = _word(name), stored.flatten(-2)
     keys = flat[:, 0].reshape(layers, heads, -1, dim // word, PIECE, word).transpose(3, 4)

@@ -21,31 +21,31 @@ from twostroke.kv_cache.form import FORMS
 from twostroke.page_forms.page_form import PageShape
 
 MAP_NORESERVE: Final = 0x4000
-"""The flag of Linux with which no memory is set aside for pages that are never touched."""
+"""The flag of Linux that reserves no memory for pages that are never touched."""
 
 
 Ints = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
 class ExactPlaces(Protocol):
-    """Says where the exact tokens of a step lie, outside their pages."""
+    """Assigns the slots in which the exact tokens of a step are kept, outside their pages."""
 
     def begin(self, rows: Ints, block_tables: Ints, positions: Ints, released: Iterable[int]) -> npt.NDArray[np.int64]:
-        """Returns a place of each token, [T], or nothing, [0], in forms that store each token on its own."""
+        """Returns the slot of each token, [T]; an empty array, [0], in forms that store each token on its own."""
 
 
 class NoExactSlots:
-    """For forms that store each token on its own."""
+    """The `ExactPlaces` of forms that store each token on its own."""
 
     def begin(self, rows: Ints, block_tables: Ints, positions: Ints, released: Iterable[int]) -> npt.NDArray[np.int64]:
         return np.empty(0, np.int64)
 
 
 class ExactSlots:
-    """The slot of each unfinished block, by its page; on the host. Slots are reused last in, first out."""
+    """The slots of unfinished blocks, by page, on the host. Slots are reused last in, first out."""
 
     def __init__(self, count: int, block: int, scratch_page: int | None = None) -> None:
-        """There are `count` slots. What goes to the scratch page, if one is named, shares one slot more."""
+        """There are `count` slots. The scratch page, if it is given, has one slot more for all that goes to it."""
         self._block = block
         self._free = list(reversed(range(count)))
         self._slots: dict[int, int] = {}
@@ -56,7 +56,7 @@ class ExactSlots:
         return len(self._slots)
 
     def begin(self, rows: Ints, block_tables: Ints, positions: Ints, released: Iterable[int]) -> npt.NDArray[np.int64]:
-        """Returns the slot * block + offset of each token of a step, [T]; slots of the released pages are free before.
+        """Returns the slot * block + offset of each token of a step, [T]. First it frees the slots of released pages.
 
         `rows` [T] are the tokens' rows of the block tables.
         """
@@ -80,7 +80,7 @@ class ExactSlots:
 
 
 class ExactPages:
-    """A page for each unfinished block, in the dtype of the model."""
+    """Pages for unfinished blocks, in the dtype of the model."""
 
     def __init__(self, pool: PagePool, slots: ExactSlots) -> None:
         self.pool = pool
@@ -106,7 +106,8 @@ class ExactPages:
         return cls(PagePool.empty(count + 1, form, shape, device), ExactSlots(count, shape.block, scratch_page))
 
     def begin(self, batch: RaggedBatch) -> torch.Tensor:
-        """Returns the slot * block + offset of each token of a step, int64 [T]. Free what the step before left."""
+        """Returns the slot * block + offset of each token of a step, int64 [T]. First it frees the slots of the batch's
+        released pages."""
         rows = np.repeat(np.arange(batch.sequences), np.diff(batch.query_starts))
         tables, positions = batch.block_tables.numpy(), batch.positions.numpy()
         return torch.from_numpy(self.slots.begin(rows, tables, positions, batch.released))

@@ -1,4 +1,4 @@
-"""What computes with pages of a form: each form names a module that has an object like this one as its `KERNELS`."""
+"""The interface of the kernels of a page form. Each form names a module whose `KERNELS` implements it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class ConvertiblePage(Protocol):
     """One page, or a part of its layers, as rows [layers, 2, kv_heads, block, head_dim]."""
 
     def read(self, layers: slice) -> torch.Tensor:
-        """Returns what attention reads: float32, or of the plain format."""
+        """Returns what attention reads, as float32 or in the dtype of a plain form."""
 
     def write(self, layers: slice, heads: slice, rows: torch.Tensor) -> None:
         """Stores rows of some layers and heads as the kernels of this form do."""
 
     def parts(self, layers: slice, heads: slice) -> list[torch.Tensor]:
-        """Returns views of what it stores, as it lies."""
+        """Returns views of the stored numbers, and of scales if there are any."""
 
 
 class FormKernels(Protocol):
-    """Makes the pools of a form, and chooses what attends over them."""
+    """Makes the pools of a form, and chooses the attention over them."""
 
     def pool_over(
         self,
@@ -42,8 +42,8 @@ class FormKernels(Protocol):
     ) -> UniformPool:
         """Returns a pool over uint8 [pages, bytes of the part], for a model that computes in `dtype`.
 
-        `exact_pages` makes the exact pages of forms that have any. Raises ConfigError for shapes that the form does not
-        take.
+        `exact_pages` makes the exact pages of forms that have any. Raises ConfigError for shapes that the form cannot
+        store.
         """
 
     def torch_attention(
@@ -57,14 +57,15 @@ class FormKernels(Protocol):
         """Returns attention on a CUDA device, ready to run. Raises ConfigError where there is none for the form."""
 
     def point(self, step: NativeStep, pool: UniformPool, batch: RaggedBatch) -> None:
-        """Says in a native step where pages lie. It is for the forms that native kernels know."""
+        """Sets the addresses and strides of pages in a native step. Only forms of the native kernels need it."""
 
     def page_over(
         self, data: torch.Tensor, part: PagePart, key_centers: torch.Tensor | None, *, has_pieces: bool
     ) -> ConvertiblePage:
-        """Returns the part of a page that uint8 [bytes of the part] is. `has_pieces`: it is in native order.
+        """Returns a page, or a part of one, over uint8 [bytes of the part]. `has_pieces`: whether it is in native
+        order.
 
-        Raises ConfigError for shapes that the form does not take.
+        Raises ConfigError for shapes that the form cannot store.
         """
 
 

@@ -20,7 +20,7 @@ from twostroke.page_forms.page_form import PagePart
 
 
 class NibbleKernels:
-    """The kernels of int4 pages, which have centers of their own, whatever those of the model."""
+    """The kernels of int4 pages. Each page has its own centers, so those of the model are not used."""
 
     def pool_over(
         self,
@@ -44,7 +44,8 @@ class NibbleKernels:
     def triton_attention(
         self, pool: UniformPool, heads: int, rules: AnyRules, dtype: torch.dtype, *, has_sinks: bool
     ) -> RecordedAttention:
-        """Raises ConfigError for query heads that cannot share the pool's K/V heads."""
+        """Returns attention on a CUDA device. Raises ConfigError for query heads that cannot share the pool's K/V
+        heads."""
         from twostroke.kernels.triton.page_forms.nibble_attention import TritonNibbleAttention
 
         del dtype  # it is that of the exact pages

@@ -1,7 +1,8 @@
-"""Attention over pages of 4-bit numbers in plain torch: where no native kernel can be built, and the oracle of those.
+"""Attention over pages of 4-bit numbers in plain torch. It runs where no native kernel can be built, and tests compare
+native kernels with it.
 
-A row attends to its own block exact and to those before it as stored. Rows are computed in tiles of one block, as
-`aligned_attention` does, so that a row's result depends only on its position.
+A row attends to its own block's exact numbers, and to the stored ones of the blocks before it. Rows are computed in
+tiles of one block, as in `aligned_attention`, so that a row's result depends only on its position.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from twostroke.page_forms.int4 import BLOCK
 
 
 class NibbleAttention:
-    """A row's result is a function of its position, its query and the keys and values that it sees."""
+    """Attention whose result for a row is a function of its position, its query and the keys and values that it attends
+    to."""
 
     def __init__(self, pool: NibblePool, heads: int, rules: AnyRules) -> None:
         self.pool = pool
@@ -82,7 +84,7 @@ def _tile(
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Returns [block, heads, D] of a whole block's queries, over keys and values [kv_heads, before, D] and its own."""
-    exact_k, exact_v = own.to(query.dtype).nan_to_num()  # what no token wrote yet is hidden, if it is a number
+    exact_k, exact_v = own.to(query.dtype).nan_to_num()  # the mask hides unwritten numbers only if finite
     before, end = k.shape[1], k.shape[1] + BLOCK
     seen = reference.visible(torch.arange(before, end), torch.arange(end), rule)
     return reference.attention(query, torch.cat((k, exact_k), dim=1), torch.cat((v, exact_v), dim=1), seen, rule, sinks)

@@ -20,7 +20,7 @@ from twostroke.page_forms.page_form import PageForm, PageShape
 
 LARGEST_HALF: Final = 65504.0
 SMALLEST_SCALE: Final = 2.0**-24
-"""The smallest float16: numbers that are as good as equal have no scale."""
+"""The smallest float16. Below it the scale is 0, since the numbers are nearly equal."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,10 +37,9 @@ class NibblePool:
     def over(
         cls, data: torch.Tensor, shape: PageShape, dtype: torch.dtype, exact: ExactPages | None = None
     ) -> NibblePool:
-        """Views of `data`, uint8 [pages, page bytes], whose rows may be parts of longer ones.
+        """Returns a pool of views of `data`, uint8 [pages, page bytes], whose rows may be parts of longer ones.
 
-        The exact pages are by default sparse host memory.
-        Raises ConfigError for shapes that have no words.
+        The exact pages are by default in sparse host memory. Raises ConfigError for shapes that have no words.
         """
         check_shape(shape)
         exact = exact or ExactPages.sparse(len(data), shape, dtype)
@@ -62,7 +61,7 @@ class NibblePool:
 
     @property
     def rope_dim(self) -> int:
-        """Numbers of a query and a key that are rotated: all."""
+        """Numbers of a query and a key that are rotated, which are all."""
         return self.head_dim
 
     @property
@@ -95,7 +94,7 @@ def packed(rows: torch.Tensor) -> torch.Tensor:
     key_numbers, key_scales, key_centers = _numbers(keys.mT)
     spare = -dim % VALUE_GROUP
     grouped = torch.unflatten(functional.pad(values, (0, spare)), -1, (-1, VALUE_GROUP))
-    if spare:  # what fills up the last group must not widen its range
+    if spare:  # padding of the last group must not widen its range
         grouped[..., -1, VALUE_GROUP - spare :] = grouped[..., -1, :1]
     value_numbers, value_scales, value_centers = _numbers(grouped)
     value_numbers = value_numbers.flatten(-2)[..., :dim]
@@ -112,7 +111,7 @@ def packed(rows: torch.Tensor) -> torch.Tensor:
 
 
 def unpacked(heads: torch.Tensor, dim: int) -> torch.Tensor:
-    """Undos `packed`: what the bytes of heads' blocks stand for, float32 [..., 2, block, D]."""
+    """Reverses `packed`: returns the numbers that the bytes of heads' blocks stand for, float32 [..., 2, block, D]."""
     groups = -(-dim // VALUE_GROUP)
     sizes = [BLOCK * dim // 2, 2 * dim, 2 * dim, BLOCK * dim // 2, 2 * groups * BLOCK, 2 * groups * BLOCK]
     kinds = [torch.int32, torch.float16, torch.float16] * 2
@@ -130,7 +129,7 @@ def unpacked(heads: torch.Tensor, dim: int) -> torch.Tensor:
 def _numbers(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns numbers, int64 like x [..., n], and scales and centers, float16 [...], over the last dimension."""
     lowest, highest = x.amin(-1), x.amax(-1)
-    fifteen = torch.full_like(lowest, 15.0)  # a scalar's quotient would be a product with its inverse
+    fifteen = torch.full_like(lowest, 15.0)  # by a scalar, torch would multiply with the inverse
     scale = ((highest - lowest) / fifteen).clamp(-LARGEST_HALF, LARGEST_HALF).half()
     center = ((highest + lowest) * 0.5).clamp(-LARGEST_HALF, LARGEST_HALF).half()
     wide = scale.float()
@@ -140,12 +139,12 @@ def _numbers(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _viewed(part: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-    """Returns the same bytes as another type, also where there are none."""
+    """Returns the same bytes as another dtype, also for empty tensors."""
     return part.clone(memory_format=torch.contiguous_format).view(kind)
 
 
 def _shifts(device: torch.device) -> torch.Tensor:
-    """Bits of the eight numbers of a word: even ones in its lower half, odd ones in its upper half."""
+    """Returns the shifts of the eight numbers of a word: even ones in its lower half, odd ones in its upper half."""
     each = torch.arange(PER_WORD, device=device)
     return each % 2 * 16 + each // 2 * 4
 

@@ -1,7 +1,8 @@
-"""Converts a page into one of another form: the bits that the other form's kernels store for the same keys and values.
+"""Converts a page into one of another form: to the bits that the other form's kernels store for the same keys and
+values.
 
-Numbers of one byte become wide by their scales first, as attention reads them. A page in the order of native kernels
-(`native/page.h`) is first brought into plain rows of tokens. Then it is brought into the order of the other form.
+Numbers of one byte are multiplied by their scales first, as attention does. A page in the order of native kernels
+(`native/page.h`) is first brought into plain rows of tokens, and then into the order of the other form.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from twostroke.kv_cache.form import AnyForm, Conversion, page_form
 from twostroke.page_forms.page_form import PagePart
 
 CHUNK_NUMBERS: Final = 1 << 16
-"""Numbers that are converted together: they stay in a core's cache."""
+"""Number of values that are converted together: they stay in a core's cache."""
 
 
 def convert_page(conversion: Conversion, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -47,18 +48,18 @@ def convert_page(conversion: Conversion, source: torch.Tensor, target: torch.Ten
 
 
 def _common(one: slice, other: slice) -> range:
-    """Returns the numbers that two slices have in common; none where they do not meet."""
+    """Returns the indices that two slices have in common; an empty range if there are none."""
     first = max(one.start, other.start)
     return range(first, max(first, min(one.stop, other.stop)))
 
 
 def _within(numbers: range, whole: slice) -> slice:
-    """Returns where consecutive numbers are in a slice that has them."""
+    """Returns the slice of consecutive indices within a slice that contains them."""
     return slice(numbers.start - whole.start, numbers.stop - whole.start)
 
 
 def _parts(conversion: Conversion, form: AnyForm, data: torch.Tensor) -> list[tuple[PagePart, ConvertiblePage]]:
-    """Returns the parts of the page that `data` is, each with its numbers."""
+    """Returns the parts of the page in `data`, each with a view of its numbers."""
     return [(part, _part_of(conversion, part, data[part.bytes])) for part in form.parts(conversion.shape)]
 
 

@@ -1,1 +1,1 @@
-"""The pages of a worker as kernels see them."""
+"""The pages of a worker as tensors for kernels."""

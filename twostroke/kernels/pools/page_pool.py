@@ -1,6 +1,6 @@
-"""The pages of a worker as kernels see them: numbers, and scales where the form has any, in one memory.
+"""The pages of a worker as tensors for kernels: numbers, and scales where the form has any, in one memory.
 
-`quantised` is what native kernels and Triton do too, to the bit: each step is one rounding of float32.
+`quantised` gives the same bits as native kernels and Triton: each step is one rounding of float32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PLAIN: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16":
 BYTES: Final = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 """Forms that store numbers with a scale for each token and head."""
 LARGEST: Final = {"int8": 127.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
-"""The number that the largest of a row becomes."""
+"""The number to which the largest one of a row is scaled."""
 SMALLEST_PEAK: Final = 1e-30
 """Rows below it are zero: the inverse of their scale would overflow."""
 
@@ -32,13 +32,13 @@ class PagePool:
 
     form: PageForm
     numbers: torch.Tensor
-    """[pages, layers, 2, kv_heads, block, head_dim]; uint8 in forms of one byte. Of latents
-    [pages, layers, 1, 1, block, head_dim]"""
+    """[pages, layers, 2, kv_heads, block, head_dim]; uint8 in forms of one byte. With latents [pages, layers, 1, 1,
+    block, head_dim]"""
     scales: torch.Tensor | None = None
     """float32 [pages, layers, 2, kv_heads, block]"""
     key_centers: torch.Tensor | None = None
-    """float32 [layers, kv_heads, head_dim], contiguous: what keys with scales lose before they are stored. Scores of
-    the keys of a sequence lose the same number, so attention does not see it."""
+    """float32 [layers, kv_heads, head_dim], contiguous: subtracted from keys with scales before they are stored. All
+    scores of a query change by the same number, so attention does not change."""
     latent_dim: int | None = None
     """Numbers of a latent, with which keys begin and which are the values; None where values lie beside keys."""
 
@@ -46,9 +46,9 @@ class PagePool:
     def over(
         cls, data: torch.Tensor, form: PageForm, shape: PageShape, key_centers: torch.Tensor | None = None
     ) -> PagePool:
-        """Views of `data`, uint8 [pages, page_bytes], whose rows may be parts of longer ones.
+        """Returns a pool of views of `data`, uint8 [pages, page_bytes], whose rows may be parts of longer ones.
 
-        A form without scales stores whole keys, whatever their centers. Raises ConfigError where scales cannot be
+        A form without scales stores keys without subtracting centers. Raises ConfigError where scales cannot be
         aligned.
         """
         if form.name in PLAIN:
@@ -79,7 +79,7 @@ class PagePool:
 
     @classmethod
     def empty(cls, pages: int, form: str, shape: PageShape, device: torch.device | None = None) -> PagePool:
-        """Returns a pool of zeros with a memory of its own."""
+        """Returns a pool of zeros in its own memory."""
         data = torch.zeros(pages, FORMS[form].page_bytes(shape), dtype=torch.uint8, device=device)
         return cls.over(data, FORMS[form], shape)
 
@@ -126,7 +126,7 @@ class PagePool:
 
     @property
     def exact(self) -> None:
-        """Each token is stored on its own, so none lies exact beside the pages."""
+        """None, since each token is stored on its own and none is kept exact outside the pages."""
         return None
 
     @property
@@ -151,7 +151,7 @@ class PagePool:
     def read(self, pages: torch.Tensor, layer: int) -> torch.Tensor:
         """Returns what the pages [n] store, [n, 2, kv_heads, block, D]: in the form's dtype, or float32 with scales.
 
-        Keys are without their centers. Of latents [n, 1, 1, block, D].
+        Keys lack their centers. With latents it is [n, 1, 1, block, D].
         """
         numbers = self.numbers[pages, layer]
         if self.scales is None:
@@ -163,7 +163,7 @@ def quantised(rows: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.Tensor
     """Returns numbers, uint8 like rows [..., D], and their scales, float32 [...]."""
     wide = rows.float()
     peak = wide.abs().amax(dim=-1)
-    largest = torch.full_like(peak, LARGEST[form])  # a scalar's quotient would be a product with its inverse
+    largest = torch.full_like(peak, LARGEST[form])  # by a scalar, torch would multiply with the inverse
     is_zero = peak < SMALLEST_PEAK
     inverse = torch.where(is_zero, 0.0, largest / peak)
     scaled = wide * inverse[..., None]

@@ -1,7 +1,7 @@
 """Pages with layers of more than one form, or in several page groups. Each part of the layers has its own pool and
 backend.
 
-Kernels know pages of one form in one group. Only this module decides to which of them a layer belongs.
+Kernels compute with pages of one form in one group. Only this module decides to which part a layer belongs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from twostroke.page_forms.page_form import PageForm
 
 
 class UniformPool(Protocol):
-    """Pages, or parts of pages, with layers of one form. The kernels of the form make it and know what is in it."""
+    """Pages, or parts of pages, with layers of one form. The kernels of the form make it and know its content."""
 
     @property
     def form(self) -> PageForm: ...
@@ -50,20 +50,20 @@ class UniformPool(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of queries, keys and values, where none is named."""
+        """The default dtype of queries, keys and values."""
 
     @property
     def exact(self) -> ExactPages | None:
-        """What holds the tokens of unfinished blocks, if the form stores blocks whole."""
+        """The exact pages of unfinished blocks, if the form stores blocks whole; else None."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartedPool:
-    """Views of pages, each of some layers."""
+    """The parts of pages, each with some of the layers."""
 
     parts: tuple[UniformPool, ...]
     layers_of_parts: tuple[tuple[int, ...], ...]
-    """Which of the model's layers each part holds, in order."""
+    """The model's layers in each part, in order."""
     groups_of_parts: tuple[int, ...]
     """The page group of each part."""
 
@@ -97,12 +97,12 @@ AnyPool = UniformPool | PartedPool
 
 
 def parts_of(pool: AnyPool) -> tuple[UniformPool, ...]:
-    """Returns the pools of the parts of the layers; a pool of one form is its only part."""
+    """Returns the pools of all parts. A pool of one form is its only part."""
     return pool.parts if isinstance(pool, PartedPool) else (pool,)
 
 
 def layers_of_parts(pool: AnyPool) -> tuple[tuple[int, ...], ...]:
-    """Returns which of the model's layers each part holds."""
+    """Returns the model's layers in each part."""
     return pool.layers_of_parts if isinstance(pool, PartedPool) else (tuple(range(pool.layers)),)
 
 
@@ -112,7 +112,7 @@ def groups_of_parts(pool: AnyPool) -> tuple[int, ...]:
 
 
 def places_of_layers(pool: AnyPool) -> list[tuple[int, int]]:
-    """Returns the part that each of the model's layers is in, and which of its layers it is there."""
+    """Returns for each of the model's layers the part that it is in, and its index among the part's layers."""
     parts = layers_of_parts(pool)
     places = {layer: (part, index) for part, layers in enumerate(parts) for index, layer in enumerate(layers)}
     return [places[layer] for layer in range(len(places))]
@@ -126,7 +126,8 @@ def rules_of_parts(pool: AnyPool, rules: AnyRules) -> list[tuple[AttentionRule, 
 
 
 def exact_places(pool: AnyPool) -> ExactPlaces:
-    """Returns what says where the tokens of unfinished blocks lie exact, in all parts at the same place."""
+    """Returns the object that assigns slots to the exact tokens of unfinished blocks. They are the same in all
+    parts."""
     exact = first_exact(pool)
     return NoExactSlots() if exact is None else exact.slots
 
@@ -137,9 +138,9 @@ def first_exact(pool: AnyPool) -> ExactPages | None:
 
 
 def with_exact_slots(batch: RaggedBatch, exact: ExactPages | None) -> RaggedBatch:
-    """Returns a batch on the host that says where its tokens lie exact, in all parts at the same place.
+    """Returns a batch on the host with the slots of its exact tokens, which are the same in all parts.
 
-    It frees what the step before left, so it is called once for each step.
+    It frees the slots of the batch's released pages, so it is called once for each step.
     """
     if batch.exact_slots is not None or exact is None:
         return batch
@@ -147,7 +148,7 @@ def with_exact_slots(batch: RaggedBatch, exact: ExactPages | None) -> RaggedBatc
 
 
 class PartedAttention:
-    """A backend for each part of the layers."""
+    """Attention over a `PartedPool`, with a backend for each part."""
 
     def __init__(self, pool: PartedPool, backends: Sequence[AttentionBackend]) -> None:
         self._places = places_of_layers(pool)
@@ -162,14 +163,14 @@ class PartedAttention:
 
 
 class RecordedAttention(AttentionBackend, Protocol):
-    """Attention that can be recorded: everything that a decode step depends on lies on the device."""
+    """Attention that can be recorded: everything that a decode step depends on is on the device."""
 
     def begin_decode(self, spans: Spans, placement: TokenSlots) -> AttentionStep:
         """Returns a step over tensors that are rewritten in place before each replay."""
 
 
 class PartedDeviceAttention:
-    """A backend that can be recorded for each part of the layers."""
+    """Attention over a `PartedPool` on a device, with a backend for each part that can be recorded."""
 
     def __init__(self, pool: PartedPool, backends: Sequence[RecordedAttention]) -> None:
         self._places = places_of_layers(pool)
@@ -187,7 +188,7 @@ class PartedDeviceAttention:
 
 
 class PartedStep:
-    """Attention of one step, layer by layer: each by the step of its part."""
+    """Attention of one step, layer by layer. The step of a layer's part computes it."""
 
     def __init__(self, places: Sequence[tuple[int, int]], steps: Sequence[AttentionStep]) -> None:
         self._of_layer = [(steps[part], index) for part, index in places]

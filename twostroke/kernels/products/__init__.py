@@ -1,1 +1,1 @@
-"""Matrix products with fixed weights, and what lies between them."""
+"""Matrix products with fixed weights, and the operations between them."""

@@ -1,8 +1,8 @@
-"""Matrices of codes in a device's memory, and their products: each weight becomes a number where it is multiplied.
+"""Quantised matrices in a device's memory, and their products. Each code becomes a number where it is multiplied.
 
-A row is an output. Codes lie in tiles of 64 outputs and 64 inputs, one after the other for all inputs of 64 outputs. In
-a tile they lie as the tensor cores' 128 threads take them: a thread has two outputs and each eighth pair of inputs. So
-16 bytes that lie side by side are one thread's, and no code goes from one thread to another.
+A row is an output. Codes are in tiles of 64 outputs and 64 inputs, one after the other for all inputs of 64 outputs.
+Within a tile they have the order in which the 128 threads of the tensor cores take them: a thread has two outputs and
+each eighth pair of inputs. So 16 neighbouring bytes belong to one thread, and no code moves between threads.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from twostroke.kernels.layout import (
 from twostroke.kernels.products.stored import FP4_HALVES, StoredMatrix, scales_and_mins
 
 SIGN: Final = 128
-"""The offset of codes that have a sign in the file: on a device they are counted from the least."""
+"""The offset of codes that are signed in the file: on a device they are unsigned."""
 
 KINDS: Final = ("int4", "fp4", "int8", "fp8")
-"""What codes are: integers and FP4 of 4 bits, integers and FP8 (E4M3) of 8 bits. Integers have no sign."""
+"""Kinds of codes: integers and FP4 of 4 bits, integers and FP8 (E4M3) of 8 bits. Integers are unsigned."""
 
 PLACES: Final = {
     # 64 outputs = 4 x 2 x 8, 64 inputs = 4 x 2 x 4 x 2
@@ -40,7 +40,7 @@ memory has these factors as dimensions). Packing is a reshape to the factors and
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceMatrix:
-    """A matrix [outputs, inputs] of codes. A weight is (code - offset) * scale + min, rounded to the inputs' dtype."""
+    """A quantised matrix [outputs, inputs]. A weight is (code - offset) * scale + min, rounded to the inputs' dtype."""
 
     kind: str
     codes: torch.Tensor
@@ -50,16 +50,16 @@ class DeviceMatrix:
     mins: torch.Tensor | None
     """[groups, outputs]"""
     order: torch.Tensor | None
-    """int32 [inputs]: which input each column of codes multiplies; None where that is its own."""
+    """int32 [inputs]: the input that each column of codes multiplies; None where that is its own."""
     inputs: int
     group: int
-    """Inputs that share a scale."""
+    """Number of inputs that share a scale."""
     offset: int
-    """What is subtracted from integers."""
+    """Number that is subtracted from integer codes."""
 
     @classmethod
     def of(cls, matrix: StoredMatrix, device: torch.device) -> DeviceMatrix:
-        """Reads the matrix and brings it to the device. Raises ConfigError where it cannot be read."""
+        """Reads the matrix and copies it to the device. Raises ConfigError where it cannot be read."""
         layout, numbers = matrix.layout, matrix.read()
         scales, mins = scales_and_mins(numbers, layout)
         scale_dtype, min_dtype = _dtypes(layout)
@@ -83,14 +83,14 @@ class DeviceMatrix:
 
 
 class CodeProducts(Protocol):
-    """Products of rows with a matrix of codes."""
+    """Products of rows with a quantised matrix."""
 
     def product(self, x: torch.Tensor, matrix: DeviceMatrix, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-        """Writes x [rows, inputs] W^T + bias [outputs] to `out` [rows, outputs], whose rows lie any distance apart."""
+        """Writes x [rows, inputs] W^T + bias [outputs] to `out` [rows, outputs], whose rows may have any stride."""
 
 
 class TorchCodeProducts:
-    """Any device; expands the matrix for each product."""
+    """`CodeProducts` on any device. It expands the matrix for each product."""
 
     def product(self, x: torch.Tensor, matrix: DeviceMatrix, bias: torch.Tensor | None, out: torch.Tensor) -> None:
         columns = x if matrix.order is None else x[:, matrix.order.long()]
@@ -140,7 +140,7 @@ def _packed(codes: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 def _unpacked(matrix: DeviceMatrix) -> torch.Tensor:
-    """Returns float32 [outputs, inputs and more]"""
+    """Returns float32 [outputs, inputs], with padding after the last input."""
     in_order, bits = matrix.codes.view(torch.uint8), 4 if matrix.kind.endswith("4") else 8
     if bits == 4:
         in_order = torch.stack([in_order & 15, in_order >> 4], dim=2).flatten(1)

@@ -1,4 +1,5 @@
-"""Products of a model on a device: plain numbers by torch, codes by kernels that read them as they are."""
+"""Matrix products of a model on a device: torch multiplies plain numbers, and kernels multiply codes without expanding
+them first."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from twostroke.kernels.products.stored import Matrix, StoredMatrix, Weight, can_
 
 
 class DeviceLinears:
-    """Makes products on one device with the kernels that it is given."""
+    """Makes matrix products on one device with the given kernels."""
 
     def __init__(self, device: torch.device, elementwise: Elementwise, codes: CodeProducts) -> None:
         self._device = device
@@ -48,7 +49,7 @@ class DeviceLinears:
 
 
 class CodedLinear:
-    """Matrices one below the other, at least one of them of codes."""
+    """A product with stacked matrices, at least one of which is quantised."""
 
     def __init__(
         self, parts: Sequence[DeviceMatrix | torch.Tensor], bias: torch.Tensor | None, codes: CodeProducts
@@ -79,12 +80,12 @@ class DeviceActivated:
 
 
 def between(y: torch.Tensor, activation: Activation, elementwise: Elementwise) -> torch.Tensor:
-    """Returns the activation of a first product."""
+    """Returns the activated outputs of a first product."""
     return elementwise.silu_mul(y) if activation == GATED_SILU else activated(y, activation)
 
 
 def _joined(parts: Sequence[Matrix]) -> Iterator[Matrix]:
-    """Neighbours in one layout become one matrix, so that they are one launch."""
+    """Yields the parts, with neighbours of one layout merged into one matrix, so that they take one launch."""
     groups: list[list[Matrix]] = []
     for part in parts:
         if groups and can_stack(groups[-1][0], part):

@@ -1,4 +1,5 @@
-"""What lies between matrix products on a device, where every launch counts: norms with their sum, the gated product."""
+"""Operations between matrix products on a device, where every launch counts: norms, also with a residual sum, and the
+gated activation."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from torch.nn import functional
 
 
 class Elementwise(Protocol):
-    """x [rows, width] contiguous, weights [width] of any dtype; float32 inside, the inputs' dtype outside."""
+    """Operations on x [rows, width], contiguous, with weights [width] of any dtype. They compute in float32 and return
+    the inputs' dtype."""
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         """Returns the RMS norm of each row."""
@@ -24,7 +26,7 @@ class Elementwise(Protocol):
 
 
 class TorchElementwise:
-    """Any device; several launches each."""
+    """`Elementwise` on any device, with several launches each."""
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         return functional.rms_norm(x.to(weight.dtype), weight.shape, weight, epsilon).to(x.dtype)

@@ -1,7 +1,7 @@
-"""Products of experts: rows that are sorted by expert, and the weights of all experts in one tensor.
+"""Matrix products of experts: rows that are sorted by expert, and the weights of all experts in one tensor.
 
-A row has several experts, and each of them makes a pair with it. The first product of an MLP gathers the rows of pairs
-by expert; the second one puts its answers back where the pairs were, so that they are added up row by row.
+A row and each of its experts make a pair. The first product of an MLP gathers the rows of pairs by expert. The second
+one scatters its outputs back to the order of pairs, so that they are added up row by row.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import torch
 from torch.nn import functional
 
 TILE_ROWS: Final = 64
-"""Pairs of a tile. There is one shape of tiles, however many pairs there are: so a row's bits never depend on that."""
+"""Pairs of a tile. All tiles have one shape, so a row's bits do not depend on the number of pairs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoutedPairs:
-    """Pairs of rows and experts in the order of experts. All of it lies on the device, and its shapes follow only from
-    the number of rows: a step that computes with it can be recorded.
+    """Pairs of rows and experts in the order of experts. All of it is on the device, and shapes depend only on the
+    number of rows, so that a step with it can be recorded.
 
-    Pairs with experts that are held elsewhere come last and are in no tile: nothing is computed of them.
+    Pairs with experts that are held elsewhere come last and are in no tile: nothing is computed for them.
     """
 
     order: torch.Tensor
-    """int32 [pairs]: the pair at each place, row * per_token + place among the row's experts"""
+    """int32 [pairs]: the pair at each position, as row * per_token + index among the row's experts"""
     tile_starts: torch.Tensor
-    """int32 [tiles]: the first place of each tile"""
+    """int32 [tiles]: the first position of each tile"""
     tile_ends: torch.Tensor
-    """int32 [tiles]: the place after its last one; that of its start where the tile is unused"""
+    """int32 [tiles]: the position after its last one; equal to its start where the tile is unused"""
     tile_experts: torch.Tensor
     """int32 [tiles]"""
     counts: torch.Tensor
@@ -51,7 +51,7 @@ class RoutedPairs:
         tile_ends = tiles_of.cumsum(0)
         tile = torch.arange(most_tiles(len(flat), experts), device=flat.device)
         expert = torch.searchsorted(tile_ends, tile, right=True).clamp_(max=experts - 1)
-        # the number of a tile among those of its expert: tile - tile_ends + tiles_of
+        # index of a tile among its expert's: tile - tile_ends + tiles_of
         first = ends[expert] - counts[expert] + (tile - tile_ends[expert] + tiles_of[expert]) * TILE_ROWS
         starts = torch.minimum(first, ends[expert])
         return cls(
@@ -65,32 +65,34 @@ class RoutedPairs:
 
 
 def most_tiles(pairs: int, experts: int) -> int:
-    """Returns how many tiles there are at most: a whole one for this many pairs, and the rest of each expert's."""
+    """Returns the most tiles for this many pairs: all full ones, and a partial one for each expert."""
     return pairs // TILE_ROWS + min(pairs, experts)
 
 
 class GroupedProducts(Protocol):
-    """Weights are [experts, outputs, inputs], biases [experts, outputs] or None; sums are float32.
+    """Products with weights [experts, outputs, inputs] and biases [experts, outputs] or None; sums are float32.
 
-    Products of pairs with experts that are held elsewhere are any numbers.
+    Products of pairs with experts that are held elsewhere are undefined.
     """
 
     def gathered(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, pairs: RoutedPairs
     ) -> torch.Tensor:
-        """Products of x [rows, inputs], [pairs, outputs] in the order of experts."""
+        """Returns products of x [rows, inputs] as [pairs, outputs] in the order of experts."""
 
     def scattered(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, pairs: RoutedPairs
     ) -> torch.Tensor:
-        """Products of x [pairs, inputs], which is in the order of experts, [pairs, outputs] by row."""
+        """Returns products of x [pairs, inputs], which is in the order of experts, as [pairs, outputs] in the order of
+        rows."""
 
     def combined(self, answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Sums of each row's answers [pairs, outputs], times float32 [rows, per_token], in order: float32."""
+        """Returns the sums of each row's outputs [pairs, outputs], times float32 [rows, per_token], added in order:
+        float32."""
 
 
 class TorchGrouped:
-    """Expert by expert: the host waits for the counts."""
+    """`GroupedProducts` in torch, expert by expert: the host waits for the counts."""
 
     def gathered(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, pairs: RoutedPairs

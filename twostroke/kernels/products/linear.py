@@ -1,4 +1,5 @@
-"""Matrix products with fixed weights: packed once for the CPU at hand where oneDNN can, which halves a decode step."""
+"""Matrix products with fixed weights. They are packed once for this CPU where oneDNN can, which halves the time of a
+decode step."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class Linear(Protocol):
 
 
 Adjust = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Changes rows of a product y of x, and returns y."""
+"""Changes rows of a product y of x in place, and returns y."""
 
 
 def unchanged(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -35,27 +36,27 @@ def unchanged(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 class ActivatedProduct(Protocol):
-    """The activation of x W^T + b."""
+    """A product with its activation: f(x W^T + b)."""
 
     def __call__(self, x: torch.Tensor, adjust: Adjust = unchanged) -> torch.Tensor:
         """Computes the product. `adjust` changes its rows before the activation."""
 
 
 class Linears(Protocol):
-    """Makes the products of a model in the form that its kernels want."""
+    """Makes the matrix products of a model in the form that its kernels need."""
 
     def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
         """Makes the product with `weight` [out, in]."""
 
     def exact(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """Makes the product with a router's `weight`, which is never rounded: y is float32, and so are the sums."""
+        """Makes the product with a router's `weight`, which is never quantised. Its sums and results are float32."""
 
     def activated(self, weight: Weight, bias: torch.Tensor | None, activation: Activation) -> ActivatedProduct:
-        """Returns the activation of x W^T + b. Where it is gated, y has half as many columns."""
+        """Makes the product with its activation, f(x W^T + b). Where it is gated, y has half as many columns."""
 
 
 class TorchLinears:
-    """Products that torch computes, on any device."""
+    """Makes products that torch computes, on any device."""
 
     def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
         return make_linear(plain(weight), bias)
@@ -100,7 +101,7 @@ def activated(y: torch.Tensor, activation: Activation) -> torch.Tensor:
 
 
 class PlainLinear:
-    """The weight as it lies in the file."""
+    """A product with the weight in its original order."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self._weight = weight
@@ -111,7 +112,8 @@ class PlainLinear:
 
 
 class PackedLinear:
-    """The weight reordered for oneDNN's kernels. Raises RuntimeError where this CPU has none for the dtype."""
+    """A product with the weight reordered for oneDNN. Raises RuntimeError where oneDNN has no kernel for the dtype on
+    this CPU."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
@@ -134,7 +136,7 @@ class WidenedLinear:
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """Returns the fastest form that this machine has for `weight` [out, in]."""
+    """Returns the fastest product that this machine has for `weight` [out, in]."""
     if weight.device.type != "cpu":
         return PlainLinear(weight, bias)
     try:

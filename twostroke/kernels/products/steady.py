@@ -1,8 +1,7 @@
-"""Products of torch with rows that depend on nothing but themselves: not on their neighbours, nor on how many there
-are.
+"""Matrix products of torch whose rows do not depend on other rows or on their number.
 
-A library picks its order of summation by the number of rows. Here it only ever sees tiles of a few fixed sizes, the
-last one padded; which sizes agree to the bit on this machine is tried when a weight is loaded.
+A library chooses its order of summation by the number of rows. Here it only gets tiles of a few fixed sizes, the last
+one padded. The sizes that agree to the bit on this machine are found when a weight is loaded.
 """
 
 from __future__ import annotations
@@ -18,14 +17,15 @@ from twostroke.kernels.products.linear import Adjust, ExactLinear, Linear, activ
 from twostroke.kernels.products.stored import Weight, plain
 
 SIZES: Final = (4, 16, 64)
-"""Rows of a tile. The first is always used: it costs what one row does, where weights must be read anyway."""
+"""Numbers of rows of tiles. The first is always used: it costs as much as one row, since the weights are read anyway.
+"""
 
 UNDIVIDED: Final = 32_768
-"""Elements below which torch leaves an elementwise operation to one thread: one cut by threads has other last bits."""
+"""Number of elements from which torch divides an elementwise operation among threads, which gives other last bits."""
 
 
 class SteadyLinear:
-    """`product` in tiles of `sizes` rows, ascending."""
+    """Computes `product` in tiles of `sizes` rows, which are ascending."""
 
     def __init__(self, product: Linear, sizes: tuple[int, ...]) -> None:
         self._product = product
@@ -45,7 +45,7 @@ class SteadyLinear:
 
 
 class SteadyActivated:
-    """The activation of a product."""
+    """A product with its activation, in pieces that torch computes on one thread."""
 
     def __init__(self, product: Linear, outputs: int, activation: Activation) -> None:
         self._product = product
@@ -60,17 +60,17 @@ class SteadyActivated:
 
 
 class SteadyLinears:
-    """Makes steady products. Raises ConfigError where this machine has none."""
+    """Makes products of this kind. Raises ConfigError where this machine has none."""
 
     def __init__(self) -> None:
         self._tried: dict[tuple[torch.Size, torch.dtype, bool], tuple[int, ...]] = {}
-        """Sizes that agree, by what a library picks its kernel by."""
+        """Sizes of tiles that agree, by the properties by which a library chooses its kernel."""
 
     def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> SteadyLinear:
         weight = plain(weight)
         kind = (weight.shape, weight.dtype, bias is not None)
         if kind not in self._tried:
-            trial = make_linear(telling_weight(weight), None if bias is None else torch.zeros_like(bias))
+            trial = make_linear(cancelling_weight(weight), None if bias is None else torch.zeros_like(bias))
             self._tried[kind] = agreeing_sizes(trial, weight.shape[1], weight.dtype)
         return SteadyLinear(make_linear(weight, bias), self._tried[kind])
 
@@ -81,9 +81,9 @@ class SteadyLinears:
         return SteadyActivated(self.linear(weight, bias), len(plain(weight)) // activation.width, activation)
 
 
-def telling_weight(like: torch.Tensor) -> torch.Tensor:
-    """Returns a weight. Its products with `telling_rows` cancel: what is left of a sum is its rounding, which shows the
-    order of its terms.
+def cancelling_weight(like: torch.Tensor) -> torch.Tensor:
+    """Returns a weight whose products with `cancelling_rows` cancel. What is left of a sum is its rounding error, which
+    depends on the order of its terms.
 
     With ordinary numbers most differences would be lost when a sum is rounded to 16 bits.
     """
@@ -94,19 +94,20 @@ def telling_weight(like: torch.Tensor) -> torch.Tensor:
     return (torch.randn(outputs, 1, generator=noise) * row).to(like.dtype)
 
 
-def telling_rows(count: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
+def cancelling_rows(count: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
     half = torch.randn(count, inputs // 2, generator=torch.Generator().manual_seed(inputs)).to(dtype)
     return functional.pad(torch.cat((half, -half), dim=1), (0, inputs % 2))
 
 
 def agreeing_sizes(product: Linear, inputs: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """Returns those of SIZES whose tiles give a row the same bits, wherever in the tile it is and whatever is beside
-    it.
+    """Returns those of SIZES whose tiles give a row the same bits at every position in a tile and beside any other
+    rows.
 
-    `product` is of a `telling_weight`. Raises ConfigError where that does not even hold within tiles of the first size.
+    `product` has a `cancelling_weight`. Raises ConfigError where that does not even hold within tiles of the first
+    size.
     """
     first = SIZES[0]
-    x = telling_rows(SIZES[-1], inputs, dtype)
+    x = cancelling_rows(SIZES[-1], inputs, dtype)
     steady = SteadyLinear(product, SIZES[:1])
     expected = steady(x)
     few = x[: 2 * first]

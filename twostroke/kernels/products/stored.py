@@ -1,4 +1,5 @@
-"""Matrices in the form of a file: read when they are packed, or made plain numbers for kernels that know no codes."""
+"""Quantised matrices of a file: read when they are packed, or expanded to plain numbers for kernels that do not take
+codes."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import torch
 from twostroke.kernels.layout import SUPER, Layout
 
 FP4_HALVES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""The numbers of FP4 by their codes, twice."""
+"""The numbers of FP4 by their codes, times 2."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,14 +24,14 @@ class StoredNumbers:
     scales: torch.Tensor
     """[rows, groups]"""
     mins: torch.Tensor | None = None
-    """[rows, groups]; zeros where the layout has zeros."""
+    """[rows, groups]; codes of 0 where the layout has these."""
     supers: torch.Tensor | None = None
     """float16 [rows, inputs / 256, parts]"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredMatrix:
-    """A matrix [rows, inputs] of a file, in the layout in which the file has it."""
+    """A matrix [rows, inputs] of a file, in the file's layout."""
 
     layout: Layout
     rows: int
@@ -40,24 +41,24 @@ class StoredMatrix:
     factors: torch.Tensor | None = None
     """float32 [rows], powers of two that multiply the rows."""
     order: torch.Tensor | None = None
-    """int32 [inputs]: which of the model's inputs each column of codes multiplies; None where that is its own."""
+    """int32 [inputs]: the model's input that each column of codes multiplies; None where that is its own."""
 
     def scaled(self, factors: torch.Tensor) -> StoredMatrix:
         """Returns the matrix with its rows multiplied by these powers of two."""
         return replace(self, factors=factors if self.factors is None else self.factors * factors)
 
     def picked(self, rows: torch.Tensor) -> StoredMatrix:
-        """Returns the matrix of these rows, int64 [picked]."""
+        """Returns the matrix with only these rows, int64 [picked]."""
 
         def read() -> StoredNumbers:
             fields = (_picked(each, rows) for each in _fields(self.read()))
-            return StoredNumbers(*fields)  # type: ignore[arg-type]  # what was there before is there still
+            return StoredNumbers(*fields)  # type: ignore[arg-type]  # a field stays None or a tensor
 
         factors = None if self.factors is None else self.factors[rows]
         return replace(self, rows=len(rows), read=read, factors=factors)
 
     def of_inputs(self, own: range, layout: Layout) -> StoredMatrix:
-        """Returns the matrix of some neighbouring inputs, in the layout that `Layout.of_inputs` gives it."""
+        """Returns the matrix with only some neighbouring inputs, in the layout from `Layout.of_inputs`."""
         assert self.order is None, "inputs that lie in another order are not neighbours"
         groups = torch.arange(own.start, own.stop, layout.group) // self.layout.group
 
@@ -73,7 +74,7 @@ class StoredMatrix:
         return replace(self, layout=layout, inputs=len(own), read=read)
 
     def dense(self) -> torch.Tensor:
-        """Returns float32 [rows, inputs], as the kernels see each weight."""
+        """Returns float32 [rows, inputs], the weights that kernels multiply with."""
         numbers = self.read()
         scales, mins = scales_and_mins(numbers, self.layout)
         codes = numbers.codes.float() if self.layout.is_fp8 else decoded(numbers.codes, self.layout)
@@ -87,7 +88,7 @@ class StoredMatrix:
 
 Matrix = torch.Tensor | StoredMatrix
 Weight = torch.Tensor | tuple[Matrix, ...]
-"""What a product multiplies: a matrix, or several one below the other where some are stored in a file's form."""
+"""The weight of a product: a matrix, or several stacked ones where some are quantised."""
 
 
 def decoded(codes: torch.Tensor, layout: Layout) -> torch.Tensor:
@@ -98,7 +99,7 @@ def decoded(codes: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 def scales_and_mins(numbers: StoredNumbers, layout: Layout) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Returns float32 [rows, groups] each; None for mins that there are not."""
+    """Returns scales and mins, float32 [rows, groups] each. Mins are None where there are none."""
     per_super = SUPER // layout.group if numbers.supers is not None else 0
     scales = _times_supers(numbers, numbers.scales, 0, per_super)
     if layout.scales == "exponent":
@@ -119,13 +120,14 @@ def _times_supers(numbers: StoredNumbers, small: torch.Tensor, part: int, per_su
 
 
 def plain(weight: Weight) -> torch.Tensor:
-    """Returns the weight of a product that knows no codes: such products are computed from plain numbers."""
+    """Returns the weight, which must be plain numbers: only some products take codes."""
     assert isinstance(weight, torch.Tensor), "only packed products take codes"
     return weight
 
 
 def expanded(weight: Weight, like: torch.Tensor) -> torch.Tensor:
-    """Returns plain numbers in the dtype and on the device of `like`. Raises ConfigError for unreadable codes."""
+    """Returns plain numbers. Quantised matrices are expanded to the dtype and device of `like`. Raises ConfigError for
+    unreadable codes."""
     if isinstance(weight, torch.Tensor):
         return weight
     parts = [part.dense() if isinstance(part, StoredMatrix) else part for part in weight]
@@ -149,7 +151,8 @@ def stacked(parts: Sequence[StoredMatrix]) -> StoredMatrix:
 
 
 def can_stack(one: Matrix, other: Matrix) -> bool:
-    """Returns whether both can be one matrix: plain numbers, or codes in one layout of inputs in one order."""
+    """Returns whether both can be stacked into one matrix: plain numbers, or codes in one layout with one order of
+    inputs."""
     if not isinstance(one, StoredMatrix) or not isinstance(other, StoredMatrix):
         return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
     if one.layout != other.layout or (one.order is None) != (other.order is None):
@@ -163,7 +166,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _picked(tensor: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor | None:
-    """Rows of a tensor of any dtype: of its bytes, because not all dtypes can be indexed."""
+    """Returns rows of a tensor of any dtype. It picks bytes, because not all dtypes can be indexed."""
     if tensor is None:
         return None
     return as_bytes(tensor).view(len(tensor), -1)[rows].view(tensor.dtype).view(len(rows), *tensor.shape[1:])

@@ -1,7 +1,7 @@
-"""torch's fused attention, asked the same question about a position every time, whatever chunk the position is in.
+"""torch's fused attention, called in the same way for a position, whatever chunk the position is in.
 
-Query rows are computed in tiles that begin at fixed positions of their sequence, over a context that ends where the
-tile does. Rows that are not in the step are padding, and so are keys that are not known yet: a mask hides both.
+Query rows are computed in tiles that begin at fixed positions of their sequence, over a context that ends with the
+tile. Rows that are not in the step are padding, and so are keys that are not known yet: a mask hides both.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from twostroke.kernels.pools.page_pool import PagePool
 from twostroke.kernels.torch_attention.gathered import TorchAttentionStep
 
 TILE: Final = 16
-"""Positions: a decoding row pays for all of them, and a prompt for one call per tile."""
+"""Positions of a tile. A decoding row costs as much as all of them, and a prompt takes one call per tile."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlignedSpan:
-    """The query rows of one sequence in a step: positions first .. end, which is all of its context."""
+    """The query rows of one sequence in a step, at positions first .. end - 1. `end` is the length of its context."""
 
     block_table: torch.Tensor
     rows: slice
@@ -33,7 +33,8 @@ class AlignedSpan:
 
 
 class AlignedAttention:
-    """A row's result is a function of its position, its query and the keys and values that it sees."""
+    """Attention whose result for a row is a function of its position, its query and the keys and values that it attends
+    to."""
 
     def __init__(self, pool: PagePool, heads: int, rules: AnyRules) -> None:
         self.pool = pool

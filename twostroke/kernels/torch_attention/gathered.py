@@ -1,7 +1,7 @@
 """Attention through torch's own fused kernel: each sequence's context is gathered once per layer.
 
-It suits prefill, where the gather costs little compared with the arithmetic. For decode it copies the cache every step:
-there it only serves where no native kernel can be built.
+It suits prefill, where the gather costs little compared with the arithmetic. In decode it copies the cache every step,
+so it is only used where no native kernel can be built.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from twostroke.kernels.attention.rules import AnyRules, AttentionRule, rules_of
 from twostroke.kernels.pools.page_pool import PagePool
 
 TILE_ROWS: Final = 128
-"""Query rows per call: a tile skips the keys after its last row, which a whole chunk would compute and mask."""
+"""Query rows per call. A tile skips the keys after its last row; for a whole chunk they would be computed and masked.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tile:
     rows: slice
     context_len: int
-    """Tokens that the tile's last row attends to."""
+    """Number of tokens that the tile's last row attends to."""
     positions: torch.Tensor
     """int32 [rows]"""
     masks: dict[int | None, tuple[int, torch.Tensor | None]]
-    """The first key that any row sees, and which keys from it on each row sees, bool [rows, keys], by the sight of
-    rules. It is None where all rows see all of them."""
+    """For each sight of rules: the first key that any row attends to, and bool [rows, keys] of the keys from it on that
+    each row attends to. The latter is None where all rows attend to all of them."""
 
     def keys(self, rule: AttentionRule) -> tuple[slice, torch.Tensor | None]:
-        """Returns which keys any row sees, and which of them each row does."""
+        """Returns the range of keys that any row attends to, and the mask of those that each row attends to."""
         if rule.sight not in self.masks:
             first = rule.first_visible(self.context_len - (self.rows.stop - self.rows.start))
             mask = None
@@ -47,7 +48,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuerySpan:
-    """The query rows of one sequence, and what they may see."""
+    """The query rows of one sequence, and their context."""
 
     block_table: torch.Tensor
     context_len: int
@@ -59,7 +60,7 @@ SpanKind_contra = TypeVar("SpanKind_contra", contravariant=True)
 
 
 class SpanAttention(Protocol[SpanKind_contra]):
-    """Attention span by span, each described as its kind wants it."""
+    """Attention span by span. Each kind of attention has its own class of spans."""
 
     pool: PagePool
     rules: tuple[AttentionRule, ...]
@@ -70,7 +71,7 @@ class SpanAttention(Protocol[SpanKind_contra]):
 
 
 class TorchAttention:
-    """One sequence after the other through scaled_dot_product_attention."""
+    """Attention through scaled_dot_product_attention, one sequence after the other."""
 
     def __init__(self, pool: PagePool, heads: int, rules: AnyRules) -> None:
         self.pool = pool

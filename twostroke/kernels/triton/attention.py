@@ -1,4 +1,4 @@
-"""Attention over pages on a CUDA device: which span goes to which kernel.
+"""Attention over pages on a CUDA device. It chooses a kernel for each span.
 
 Short spans are those of one row, and those whose packed heads still fit, such as the tail of a prompt. They read the
 cache in place, and their context is split among programs. Longer spans are prefill. A step of any mix is at most three
@@ -32,12 +32,12 @@ from twostroke.kernels.triton.prefill import PrefillTuning, prefill_attention, p
 from twostroke.kernels.triton.store import rotate_and_store
 
 INTERPRETED_MULTIPROCESSORS: Final = 1
-"""The number of multiprocessors where no device is there: kernels run one program after the other."""
+"""The number of multiprocessors without a device: the interpreter runs one program after the other."""
 
 LIKE_HOPPER: Final = (9, 10)
-"""Major compute capabilities with as much shared memory per program."""
+"""Major compute capabilities with as much shared memory per program as Hopper."""
 LEAST_SHARED_BYTES: Final = 99 * 1024
-"""Shared memory that all devices since 8.0 have."""
+"""Bytes of shared memory that all devices since 8.0 have."""
 
 
 class TritonAttention:
@@ -76,9 +76,8 @@ class TritonAttention:
         self.multiprocessors = multiprocessors_of(pool.device)
 
     def begin(self, batch: RaggedBatch) -> TritonStep:
-        """Returns a step of any mix of spans. The host plans it, copies it to the device once, and does not wait for
-        the device.
-        """
+        """Returns a step of any mix of spans. The host plans it, copies the plan to the device once, and does not wait
+        for the device."""
         single, short, long = spans_by_length(batch, self.short_rows)
         tiles = cut_into_tiles(long, self.prefill.rows)
         *decodes, prefill = spans_on(self.pool.device, [single, short, tiles], batch.block_tables)
@@ -89,7 +88,7 @@ class TritonAttention:
         """Returns a step of spans of at most `short_rows` rows over tensors that are rewritten in place before each
         replay.
 
-        What a CUDA graph captures: keep the step as long as the graph, which uses its workspace. A span that pads the
+        A CUDA graph captures it: keep the step as long as the graph, which uses its workspace. A span that pads the
         batch has one row and a context of 0; its output is 0, and its token's slot must be in a page that is not read.
         """
         assert spans.most_rows <= self.short_rows, f"{spans.most_rows} rows per span are prefill"
@@ -99,14 +98,14 @@ class TritonAttention:
         return planned(spans, self.pool, self.heads, self.multiprocessors, self.decode, self.rules)
 
     def warm_up(self) -> None:
-        """Compiles every kernel that a step can need: none of them runs, since a launch of nothing only compiles."""
+        """Compiles every kernel that a step can need. None of them runs, since an empty launch only compiles."""
         pool = self.pool
         kv_heads, block, dim = pool.kv_heads, pool.block, pool.head_dim
         widest = -(-2 * self.decode.least_share // block)
         nothing = torch.empty(0, FIELDS, dtype=torch.int32, device=pool.device)
         tables = torch.zeros(1, widest, dtype=torch.int32, device=pool.device)
         q = torch.empty(0, self.heads, dim, dtype=self.dtype, device=pool.device)
-        slots, layers = torch.empty(0, dtype=torch.int64, device=pool.device), telling_layers(self.rules)
+        slots, layers = torch.empty(0, dtype=torch.int64, device=pool.device), distinct_layers(self.rules)
         angles = torch.empty(0, (1 + max(rule.rope for rule in self.rules)) * dim // 2, device=pool.device)
         sinks = torch.zeros(self.heads, device=pool.device) if self.has_sinks else None
         tile = Spans(nothing, tables, self.prefill.rows, 1)
@@ -150,16 +149,15 @@ def planned(
     )
 
 
-def telling_layers(rules: Sequence[AttentionRule]) -> list[int]:
+def distinct_layers(rules: Sequence[AttentionRule]) -> list[int]:
     """Returns one layer for each kind of layers that kernels are compiled for. Layers that differ only in scale are one
-    kind.
-    """
+    kind."""
     kinds = [replace(rule, scale=1.0) for rule in rules]
     return [layer for layer, kind in enumerate(kinds) if kind not in kinds[:layer]]
 
 
 def warm_up_rows(short_rows: int) -> set[int]:
-    """Returns numbers of query rows that each need their own kernels."""
+    """Returns the numbers of query rows that need separate kernels."""
     return {short_rows, *(1 << power for power in range(short_rows.bit_length()))}
 
 

@@ -1,6 +1,6 @@
-"""Numbers of one byte, as pages keep them: they are decoded after a load, and encoded with their scale before a store.
+"""Numbers of one byte in pages: they are decoded after a load, and encoded with their scale before a store.
 
-Both are bit operations and single roundings. `kernels/pools/page_pool.py` and the native kernels do the same. So no
+Both are bit operations and single roundings, the same as in `kernels/pools/page_pool.py` and the native kernels. So no
 number type is needed that only newer devices have.
 """
 
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 KINDS: Final = {"int8": 1, "fp8_e4m3": 2, "fp8_e5m2": 3}
-"""`KIND` of the kernels by the name of the form; 0 stands for numbers that need no scale."""
+"""`KIND` of the kernels by the name of the form; 0 stands for numbers without scales."""
 
 
 def kind_of(form: str) -> int:
@@ -21,7 +21,7 @@ def kind_of(form: str) -> int:
 
 @triton.jit
 def decoded(numbers, KIND: tl.constexpr):
-    """Returns numbers as float32 for uint8 of a kind, and others as they are."""
+    """Returns uint8 numbers of a kind as float32, and numbers without scales unchanged."""
     if KIND == 0:
         result = numbers
     else:
@@ -29,7 +29,7 @@ def decoded(numbers, KIND: tl.constexpr):
         if KIND == 1:
             result = signed.to(tl.float32)
         elif KIND == 2:
-            # sign, exponent and fraction move to where float32 has them; the factor moves the exponent's bias
+            # moves sign, exponent and fraction to their place in float32; the factor moves the exponent's bias
             result = ((signed << 20) & -2014314496).to(tl.float32, bitcast=True) * 1.329227995784916e36
         else:
             result = ((signed << 21) & -1881145344).to(tl.float32, bitcast=True) * 5.192296858534828e33
@@ -38,9 +38,8 @@ def decoded(numbers, KIND: tl.constexpr):
 
 @triton.jit
 def small_float(x, FRACTION: tl.constexpr, BIAS: tl.constexpr, MAGIC: tl.constexpr):
-    """Returns x as uint8 with this many bits of fraction, rounded to nearest, ties to even. x rounds to a
-    finite number.
-    """
+    """Returns x as uint8 with this many bits of fraction, rounded to nearest, ties to even. x must round to a finite
+    number."""
     DROPPED: tl.constexpr = 23 - FRACTION
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
@@ -53,15 +52,14 @@ def small_float(x, FRACTION: tl.constexpr, BIAS: tl.constexpr, MAGIC: tl.constex
 
 @triton.jit
 def size_bits(x):
-    """Returns the sizes of float32 as integers in the same order. NaN is the highest."""
+    """Returns the absolute values of float32 as integers in the same order. NaN is the highest."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
 def scale_of(peak_bits, LARGEST: tl.constexpr):
-    """Returns the scale of rows by the highest of their `size_bits`, and its inverse. Both are zero for rows close to
-    zero.
-    """
+    """Returns the scale of rows and its inverse, from the highest of their `size_bits`. Both are 0 for rows close to
+    zero."""
     peak = peak_bits.to(tl.float32, bitcast=True)
     largest = tl.full(peak.shape, LARGEST, tl.float32)
     is_zero = peak < 1e-30

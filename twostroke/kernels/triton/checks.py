@@ -1,4 +1,4 @@
-"""What every kernel here assumes of the tensors it is given, said before it is launched."""
+"""Checks what every kernel here assumes of its tensors, before it is launched."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ WIDEST_HEAD: Final = 256
 
 
 def check_pool(pool: PagePool, layer: int) -> None:
-    """Checks that a page is contiguous, or has numbers and scales as `PagePool.over` lays them. Pages may lie any
-    distance apart.
-    """
+    """Checks that a page is contiguous, or has numbers and scales as `PagePool.over` lays them out. Pages may have any
+    stride."""
     numbers = pool.numbers
     assert numbers.ndim == 6, f"pool must be [pages, layers, 2, kv_heads, block, head_dim], got {tuple(numbers.shape)}"
     _, layers, pair, _, block, dim = numbers.shape
@@ -30,7 +29,7 @@ def check_pool(pool: PagePool, layer: int) -> None:
 
 
 def check_heads(name: str, x: torch.Tensor, pool: PagePool, dtype: torch.dtype, heads: int | None = None) -> None:
-    """Checks x [T, heads, head_dim] in `dtype`: heads lie side by side, and rows any distance apart."""
+    """Checks x [T, heads, head_dim] in `dtype`: heads lie side by side, and rows may have any stride."""
     kv_heads, dim = pool.kv_heads, pool.head_dim
     assert x.ndim == 3, f"{name} must be [T, heads, head_dim], got {tuple(x.shape)}"
     assert x.shape[2] == dim, f"head_dim of {name} must be the pool's {dim}, got {x.shape[2]}"
@@ -82,25 +81,25 @@ def check_placement(placement: TokenSlots, tokens: int, pool: PagePool, rope: in
 
 
 def pool_arguments(pool: PagePool) -> dict[str, Any]:
-    """Returns the arguments of kernels about a pool, besides the addresses: strides in numbers, and how a number is
-    read.
+    """Returns the arguments of kernels about a pool, besides the addresses: strides in numbers, and the kind of
+    numbers.
 
-    A kernel of numbers with scales finds those at a quarter of the distances: four bytes each.
+    A kernel of numbers with scales finds these at a quarter of the strides, since a scale has four bytes.
     """
     _, layer, value, head, *_ = pool.numbers.stride()
     return {"LAYER": layer, "VALUES": value, "HEAD": head, "BLOCK": pool.block, "KIND": kind_of(pool.form.name)}
 
 
 def centers_of(pool: PagePool) -> torch.Tensor:
-    """Returns the centers of keys, or for a kernel that looks at none any tensor of float32."""
+    """Returns the centers of keys, or an empty tensor for a kernel that uses none."""
     return torch.empty(0, device=pool.device) if pool.key_centers is None else pool.key_centers
 
 
 def sinks_of(sinks: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor:
-    """Returns the sinks, or for a kernel that looks at none any tensor of float32."""
+    """Returns the sinks, or an empty tensor for a kernel that uses none."""
     return torch.empty(0, device=q.device) if sinks is None else sinks
 
 
 def scales_of(pool: PagePool) -> torch.Tensor:
-    """Returns the scales, or for a kernel that looks at none any tensor of float32."""
+    """Returns the scales, or an empty tensor for a kernel that uses none."""
     return torch.empty(0, device=pool.device) if pool.scales is None else pool.scales

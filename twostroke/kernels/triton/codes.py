@@ -1,4 +1,5 @@
-"""Products of codes: each program takes some outputs and a tile of rows; the twin is `TorchCodeProducts`.
+"""Products with quantised weights: each program takes some outputs and a tile of rows. Tests compare it with
+`TorchCodeProducts`.
 
 Weights are the left operand, so that they go from codes through registers to the tensor cores. Codes lie in memory as
 the threads of a product hold them, so no thread needs the codes of another. A program walks all inputs in order,
@@ -22,15 +23,17 @@ from twostroke.kernels.products.device_codes import KINDS, DeviceMatrix
 from twostroke.kernels.triton.checks import DTYPES
 
 TWO_TO_23: Final = 150 << 23
-"""The bits of 2^23 as a float32. Its last bit has the value 1. An argument, since one instruction takes one constant
-only."""
+"""The bits of 2^23 as a float32, whose last bit has the value 1. It is an argument, since one instruction takes only
+one constant."""
 EXPANDED_ROWS: Final = 1024
-"""Rows from which a library multiplies plain numbers: expanding the matrix once is faster than once for each tile."""
+"""Number of rows from which a library multiplies plain numbers: expanding the matrix once is faster than once for each
+tile."""
 
 MANY_OUTPUTS: Final = 8192
-"""Outputs from which tiles of 128 of them keep half of a device's multiprocessors busy, and read x half as often."""
+"""Number of outputs from which tiles of 128 outputs keep half of a device's multiprocessors busy, and read x half as
+often."""
 EXPAND_INPUTS: Final = 128
-"""Inputs of a program that expands: a row of its tile fills two or four lines of the cache."""
+"""Inputs of a program that expands. A row of its tile fills two or four cache lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class CodesTuning:
     rows: int
     """Rows of x of a tile."""
     outputs: int
-    """A multiple of 64: what the tensor cores take of four warps."""
+    """Outputs of a tile, a multiple of 64, which the tensor cores of four warps multiply."""
     inputs: int
     """Inputs of each iteration, a multiple of 64."""
     warps: int
@@ -111,7 +114,7 @@ def expand(matrix: DeviceMatrix, first: int, weights: torch.Tensor) -> None:
 
 
 def constants_of(matrix: DeviceMatrix, step: int) -> dict[str, int | bool]:
-    """Returns what a kernel is compiled for that takes `step` inputs at a time."""
+    """Returns the compile-time constants of a kernel that takes `step` inputs at a time."""
     return {
         "KIND": KINDS.index(matrix.kind),
         "OFFSET": matrix.offset,
@@ -136,7 +139,7 @@ def _check(x: torch.Tensor, matrix: DeviceMatrix, bias: torch.Tensor | None, out
 
 @triton.jit
 def number_of(words, two_to_23, PLACE: tl.constexpr, KIND: tl.constexpr, OFFSET: tl.constexpr):
-    """Returns the codes at one place of each word as float32, less their offset. KIND is a value of `KINDS`."""
+    """Returns the codes at one position of each word as float32, less their offset. KIND is an index into `KINDS`."""
     BITS: tl.constexpr = 4 if KIND < 2 else 8
     if KIND % 2 == 0:
         # integers: the code becomes the last bits of an integer that float32 holds from the code's place on
@@ -164,7 +167,7 @@ def pair_of(words, two_to_23, PLACE: tl.constexpr, KIND: tl.constexpr, OFFSET: t
 
 @triton.jit
 def numbers_of(words, two_to_23, TILES: tl.constexpr, STEPS: tl.constexpr, KIND: tl.constexpr, OFFSET: tl.constexpr):
-    """Numbers [outputs, inputs] of the words of TILES tiles of outputs, STEPS tiles of inputs of each."""
+    """Returns numbers [outputs, inputs] of the words of TILES tiles of outputs, each with STEPS tiles of inputs."""
     if KIND < 2:
         upper = tl.join(pair_of(words, two_to_23, 0, KIND, OFFSET), pair_of(words, two_to_23, 2, KIND, OFFSET))
         lower = tl.join(pair_of(words, two_to_23, 4, KIND, OFFSET), pair_of(words, two_to_23, 6, KIND, OFFSET))
@@ -182,7 +185,7 @@ def numbers_of(words, two_to_23, TILES: tl.constexpr, STEPS: tl.constexpr, KIND:
 @triton.jit
 def of_groups(numbers, first, output, is_output, outputs,
               GROUP: tl.constexpr, PART: tl.constexpr, GROUPS: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
-    """Scales or mins [outputs, STEP / PART] of the inputs from `first` on."""
+    """Returns scales or mins [outputs, STEP / PART] of the inputs from `first` on."""
     group = (first + tl.arange(0, STEP // PART) * PART) // GROUP
     # numbers: group, output
     at = numbers + group[None, :] * outputs + output[:, None]
@@ -191,7 +194,7 @@ def of_groups(numbers, first, output, is_output, outputs,
 
 @triton.jit
 def by_input(of_parts, OUTPUTS: tl.constexpr, PART: tl.constexpr, STEP: tl.constexpr):
-    """Returns each of a part's numbers, repeated for its inputs."""
+    """Returns the number of each part, repeated for the part's inputs."""
     wide = tl.broadcast_to(of_parts.to(tl.float32)[:, :, None], (OUTPUTS, STEP // PART, PART))
     return tl.reshape(wide, (OUTPUTS, STEP))
 
@@ -199,9 +202,8 @@ def by_input(of_parts, OUTPUTS: tl.constexpr, PART: tl.constexpr, STEP: tl.const
 @triton.jit
 def places_of(tile, outputs, row_words,
               TILES: tl.constexpr, STEPS: tl.constexpr, KIND: tl.constexpr):  # fmt: skip
-    """Returns (places of the codes' words, distances from the first of their tile of outputs, whether that tile
-    exists).
-    """
+    """Returns (offsets of the codes' words, offsets from the first word of their tile of outputs, whether that tile
+    exists)."""
     # words: tile of inputs and 512 words of it, tile of outputs, word
     each = tl.arange(0, STEPS * TILES * (512 if KIND < 2 else 1024))
     own = tile + each // 512 % TILES

@@ -1,10 +1,11 @@
-"""Few query rows per span over long contexts: what decode does, bound by how fast K and V can be read.
+"""Attention of few query rows per span over long contexts, as in decode. It is bound by reading K and V.
 
 All query heads that share a K/V head, times the span's rows, are packed into one matrix operand, so K and V are read
-once. A context is split among programs. The host fixes their number, and their shares follow from the context length on
-the device: a captured launch serves any lengths. Programs of empty shares leave at once. Each share's result is
-normalised and kept with the logarithm (base 2) of its weight; the second kernel merges them. A layer splits what its
-rows see: nothing before that is read. A head's sink takes its part once, where all shares are there.
+once. A context is split among programs. The host fixes their number; the device computes their shares from the context
+length. So a captured launch can be used for any lengths. Programs with empty shares end at once. Each share's result is
+normalised and kept with the logarithm (base 2) of its weight; the second kernel merges them. In a layer with a window,
+only what rows attend to is split, and nothing before that is read. A head's sink is added once, when all shares are
+merged.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from twostroke.kernels.triton.checks import (
 from twostroke.kernels.triton.rules import capped, first_seen, is_seen, rule_arguments, score_factors, with_sink
 
 HOPPER_SHARED_BYTES: Final = 227 * 1024
-"""What one program may have there."""
+"""Bytes of shared memory that one program may use on Hopper."""
 MOST_PACKED: Final = 64
-"""Query rows times query heads per K/V head that one program takes; beyond, arithmetic weighs more than reading."""
+"""Most query rows times query heads per K/V head of one program. Beyond it, arithmetic takes longer than reading."""
 MERGE_CHUNK: Final = 16
 MOST_SPLITS: Final = 128
 
@@ -46,15 +47,14 @@ class DecodeTuning:
     warps: int
     stages: int
     least_share: int
-    """Tokens below which a share is not split further: a program must be worth its launch."""
+    """Least tokens of a share: a program must be worth its launch."""
     programs_per_sm: int = 8
     """Programs that the host aims for: several waves, so that ragged contexts even out."""
 
 
 def decode_tuning(head_dim: int, dtype: torch.dtype, shared_bytes: int = HOPPER_SHARED_BYTES) -> DecodeTuning:
     """Returns the tuning. On Hopper there are three programs per multiprocessor, each with one tile in use and one in
-    flight. Other devices get what fits.
-    """
+    flight. Other devices get what fits."""
     if dtype == torch.float32:
         return DecodeTuning(keys=32 if head_dim <= 128 else 16, warps=4, stages=2, least_share=128)
     if shared_bytes < HOPPER_SHARED_BYTES:
@@ -68,7 +68,7 @@ def decode_tuning(head_dim: int, dtype: torch.dtype, shared_bytes: int = HOPPER_
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodePlan:
-    """How a launch splits its contexts, and the room where shares wait to be merged. Serves every layer in turn."""
+    """How a launch splits its contexts, and the memory for shares until they are merged. All layers use it in turn."""
 
     tuning: DecodeTuning
     splits: int
@@ -86,11 +86,11 @@ def plan_decode(
     tuning: DecodeTuning,
     rule: AttentionRule = SEES_ALL,
 ) -> DecodePlan:
-    """Returns the plan of the layers that see what this rule shows."""
+    """Returns the plan for the layers with this rule."""
     kv_heads, dim = pool.kv_heads, pool.head_dim
     count = len(spans.fields)
     wanted = -(-multiprocessors * tuning.programs_per_sm // max(1, count * kv_heads))
-    # What is seen begins with a whole tile.
+    # What rows attend to is rounded down to the start of a tile.
     longest = rule.most_seen(spans.longest_context, spans.most_rows + tuning.keys + 1)
     most = -(-longest // tuning.least_share)
     splits = max(1, min(wanted, most, MOST_SPLITS))
@@ -149,18 +149,20 @@ def decode_attention(
 
 @triton.jit
 def share_of(seen, splits, KEYS: tl.constexpr, LEAST_SHARE: tl.constexpr):
-    """Tokens per program of those that are seen: an equal part in whole tiles, but worth a program."""
+    """Returns the tokens per program: an equal part of those that are seen, in whole tiles, but at least
+    LEAST_SHARE."""
     return tl.maximum(tl.cdiv(tl.cdiv(seen, splits), KEYS) * KEYS, LEAST_SHARE)
 
 
 @triton.jit
 def weighed(best, total, scores):
-    """Weights of another tile's scores (base 2) under the highest so far, which follows with the sum of weights.
+    """Returns the weights of another tile's scores (base 2), the highest score so far, the sum of weights, and a
+    factor.
 
-    The last is what sums under the previous highest are multiplied by.
+    Weights are relative to the highest score. Sums relative to the previous highest score are multiplied by the factor.
     """
     higher = tl.maximum(best, tl.max(scores, 1))
-    pivot = tl.where(higher == float("-inf"), 0.0, higher)  # a row may have seen nothing yet
+    pivot = tl.where(higher == float("-inf"), 0.0, higher)  # a row may have attended to nothing yet
     decay = tl.exp2(best - pivot)
     weight = tl.exp2(scores - pivot[:, None])
     return weight, higher, total * decay + tl.sum(weight, 1), decay
@@ -170,9 +172,9 @@ def weighed(best, total, scores):
 def store_share(
     out_at, partials, weights, part, acc, best, total, asked, d, inside, DIM: tl.constexpr, WHOLE: tl.constexpr
 ):  # fmt: skip
-    """Writes a share that is the whole context into out; else aside with the logarithm (base 2) of each row's
-    weight."""
-    divisor = tl.where(total > 0, total, 1.0)  # 0 where nothing was seen: the result is 0, its weight none
+    """Writes a share into out if it is the whole context. Otherwise it writes it to `partials`, with the logarithm
+    (base 2) of each row's weight."""
+    divisor = tl.where(total > 0, total, 1.0)  # without a key, the result and its weight are 0
     acc = acc / divisor[:, None]
     mask = asked[:, None] & inside[None, :]
     if WHOLE:
@@ -197,7 +199,7 @@ def walk_share(
     best = tl.full([PACKED_PAD], float("-inf"), tl.float32)
     total = tl.zeros([PACKED_PAD], tl.float32)
     acc = tl.zeros([PACKED_PAD, DIM_PAD], tl.float32)
-    # the page of each token of the first tile; the next tile's are asked for a tile ahead
+    # the page of each token of the first tile; pages are loaded one tile ahead
     at = begin + tl.arange(0, KEYS)
     page = tl.load(table + at // BLOCK, mask=at < end, other=0)
     for start in tl.range(begin, end, KEYS):
@@ -258,7 +260,7 @@ def decode_kernel(
     slot = tl.arange(0, PACKED_PAD)
     row = slot // GROUP
     asked = row < rows
-    last = context - rows + row  # the last position that the row sees
+    last = context - rows + row  # the last position that the row attends to
     d = tl.arange(0, DIM_PAD)
     inside = d < DIM
     head = kv_head * GROUP + slot % GROUP

@@ -1,4 +1,5 @@
-"""Norms with their residual sum, and the gated product, one launch each; the twin is `TorchElementwise`."""
+"""Norms with their residual sum, and the gated activation, one launch each. Tests compare them with
+`TorchElementwise`."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import triton
 import triton.language as tl
 
 SILU_COLUMNS = 1024
-"""Columns per program of the gated product: few enough that the widest layers fill the chip at batch 1."""
+"""Columns per program of the gated activation: few enough that the widest layers fill the chip at batch 1."""
 
 
 class TritonElementwise:

@@ -1,7 +1,8 @@
-"""Products of experts: each program takes a tile of one expert's pairs and some outputs; the twin is `TorchGrouped`.
+"""Products of experts: each program takes a tile of one expert's pairs and some outputs. Tests compare it with
+`TorchGrouped`.
 
-Tiles have one shape, and a program walks all inputs in order: a row's bits do not depend on its place in a tile, on the
-rows beside it, or on the number of rows.
+Tiles have one shape, and a program walks all inputs in order: a row's bits do not depend on its position in a tile, on
+other rows, or on the number of rows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from twostroke.kernels.products.grouped import TILE_ROWS, RoutedPairs
 from twostroke.kernels.triton.checks import DTYPES
 
 COMBINED_COLUMNS = 1024
-"""Columns of a program that adds answers up."""
+"""Columns of a program that adds up the outputs of experts."""
 
 
 @dataclass(frozen=True, slots=True)

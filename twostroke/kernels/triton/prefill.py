@@ -1,9 +1,9 @@
 """Prefill attention over pages, in tiles of query rows, causal by position. It is bound by arithmetic.
 
 A span is one tile; the host cuts chunks into them (`spans.cut_into_tiles`). A program takes one tile and one query
-head. It walks the context in tiles of keys, which it gathers through the block table. Keys that all rows see come
+head. It walks the context in tiles of keys, which it gathers through the block table. Keys that all rows attend to come
 first, without masks. The diagonal follows. Where a rule hides keys, the program begins with the first one that any row
-sees. It uses masks until all rows see a tile.
+attends to. It uses masks until all rows attend to a tile.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ def walk_keys(
     VALUES: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, PADDED: tl.constexpr,
     MASKED: tl.constexpr, KIND: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Walks the positions begin..end. Every row sees all of them, in whole tiles, unless MASKED.
+    """Walks the positions begin..end. Unless MASKED, they are whole tiles and every row attends to all of them.
 
     Nothing before the position `first` is read.
     """
-    factor = scale_log2  # of scores, whose cap makes them final
+    factor = scale_log2  # of scores; capped scores have their final scale already
     if CAPPED:
         factor = 1.0
     at = begin + tl.arange(0, KEYS)
@@ -139,7 +139,7 @@ def walk_keys(
         higher = tl.maximum(best, tl.max(scores, 1) * factor)
         pivot = higher
         if WINDOW != 0:
-            pivot = tl.where(higher == float("-inf"), 0.0, higher)  # a row may have seen nothing yet
+            pivot = tl.where(higher == float("-inf"), 0.0, higher)  # a row may have attended to nothing yet
         decay = tl.exp2(best - pivot)
         weight = tl.exp2(scores * factor - pivot[:, None])
         total = total * decay + tl.sum(weight, 1)
@@ -165,7 +165,7 @@ def prefill_kernel(
     rows = tl.load(fields + span * 4 + 2)
     context = tl.load(fields + span * 4 + 3)
     row = tl.arange(0, ROWS)
-    # the last position that the row sees; rows past the span's see no less, so no row is without a key
+    # the last position that the row attends to; rows past the span's attend to no less, so no row is without a key
     last = context - rows + row
     d = tl.arange(0, DIM_PAD)
     inside = d < DIM
@@ -184,7 +184,7 @@ def prefill_kernel(
     first = first_seen(context, rows, WINDOW)
     begin = first
     if WINDOW != 0:
-        # tiles that not all rows see any more
+        # tiles that are in the window of only some rows
         begin = tl.minimum(tl.cdiv(tl.maximum(context - WINDOW, 0), KEYS) * KEYS, context)
         seen_by_all = tl.maximum(begin, seen_by_all)
         acc, best, total = walk_keys(

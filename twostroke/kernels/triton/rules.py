@@ -1,6 +1,6 @@
-"""What a layer's attention rule means to the kernels: windows, soft caps and sinks, besides the scale.
+"""The parts of a layer's attention rule in kernels: windows, soft caps and sinks, besides the scale.
 
-Scores are in base 2. A rule without a window or a cap compiles to kernels that know nothing of either.
+Scores are in base 2. For a rule without a window or a cap, kernels are compiled without the code for them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ LOG2_E: Final = 1.4426950408889634
 
 
 def rule_arguments(rule: AttentionRule, sinks: torch.Tensor | None) -> dict[str, Any]:
-    """Returns what kernels are compiled for. Windows are few, and so are the kernels of a model."""
+    """Returns the compile-time arguments of kernels. A model has few windows, and so few kernels."""
     return {"WINDOW": rule.window or 0, "CAPPED": rule.softcap is not None, "HAS_SINKS": sinks is not None}
 
 
 def score_factors(rule: AttentionRule) -> tuple[float, float]:
-    """Returns the factor of products of queries and keys, and that of what `capped` makes of them.
+    """Returns the factor of products of queries and keys, and the factor of the results of `capped`.
 
-    Without a cap, these are scores in base 2. With one, they are what its tanh is taken of, times 2 log2(e).
+    Without a cap, the products are then scores in base 2. With one, they are the arguments of its tanh, times 2
+    log2(e).
     """
     if rule.softcap is None:
         return rule.scale * LOG2_E, 1.0
@@ -33,7 +34,7 @@ def score_factors(rule: AttentionRule) -> tuple[float, float]:
 
 @triton.jit
 def capped(scores, cap_log2, CAPPED: tl.constexpr):
-    """Scores in base 2 of products that were multiplied by the first of `score_factors`."""
+    """Returns scores in base 2, from products that were multiplied by the first of `score_factors`."""
     if CAPPED:
         scores = cap_log2 * (1.0 - 2.0 / (1.0 + tl.exp2(scores)))
     return scores
@@ -41,7 +42,7 @@ def capped(scores, cap_log2, CAPPED: tl.constexpr):
 
 @triton.jit
 def first_seen(context, rows, WINDOW: tl.constexpr):
-    """Returns the first position that any row of a span sees."""
+    """Returns the first position that any row of a span attends to."""
     first = 0
     if WINDOW != 0:
         first = tl.maximum(context - rows - WINDOW + 1, 0)
@@ -50,7 +51,7 @@ def first_seen(context, rows, WINDOW: tl.constexpr):
 
 @triton.jit
 def is_seen(at, last, WINDOW: tl.constexpr):
-    """Returns [rows, keys]: which positions each row sees. The last one is `last`."""
+    """Returns [rows, keys]: whether each row attends to each position. `last` is the last position of each row."""
     seen = at[None, :] <= last[:, None]
     if WINDOW != 0:
         seen &= at[None, :] > last[:, None] - WINDOW
@@ -59,7 +60,7 @@ def is_seen(at, last, WINDOW: tl.constexpr):
 
 @triton.jit
 def with_sink(acc, best, total, sink):
-    """Sums of weighted values and of weights, with the score of each row's sink. The value of a sink is zero."""
+    """Returns the sums of weighted values and of weights, with each row's sink added. The value of a sink is zero."""
     score = sink * 1.4426950408889634
     pivot = tl.maximum(best, score)
     decay = tl.exp2(best - pivot)

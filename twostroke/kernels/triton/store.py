@@ -27,9 +27,10 @@ TOKENS: Final = 4
 def rotate_and_store(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pool: PagePool, layer: int, placement: TokenSlots, rope: int = 0
 ) -> torch.Tensor:
-    """Returns the rotated q [T, heads, D], contiguous. The rotated k and v [T, kv_heads, D] are in their slots then.
+    """Writes the rotated k, and v, both [T, kv_heads, D], into their slots. Returns the rotated q [T, heads, D],
+    contiguous.
 
-    `rope` says which of the ropes that lie side by side rotates them.
+    `rope` is the index of the rope that rotates them.
     """
     check_pool(pool, layer)
     kv_heads, dim = pool.kv_heads, pool.head_dim

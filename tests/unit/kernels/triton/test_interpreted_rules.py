@@ -18,7 +18,7 @@ from twostroke.kernels.page_forms.exact_pages import ExactPages
 from twostroke.kernels.page_forms.nibble_attention import NibbleAttention
 from twostroke.kernels.page_forms.nibble_pool import NibblePool
 from twostroke.kernels.pools.page_pool import PagePool
-from twostroke.kernels.triton.attention import TritonAttention, telling_layers
+from twostroke.kernels.triton.attention import TritonAttention, distinct_layers
 from twostroke.kernels.triton.decode import DecodeTuning, plan_decode
 from twostroke.kernels.triton.page_forms.nibble_attention import TritonNibbleAttention
 from twostroke.page_forms.int4 import BLOCK
@@ -143,7 +143,7 @@ def test_a_window_is_split_among_no_more_programs_than_it_is_worth() -> None:
 
 def test_kernels_are_made_once_for_layers_that_differ_in_their_scale_alone() -> None:
     rules = (PLAIN, replace(PLAIN, scale=0.2), replace(PLAIN, window=4), replace(PLAIN, rope=1), PLAIN)
-    assert telling_layers(rules) == [0, 2, 3]
+    assert distinct_layers(rules) == [0, 2, 3]
 
 
 @pytest.mark.parametrize(

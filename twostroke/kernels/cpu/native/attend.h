@@ -1,4 +1,4 @@
-// Attention of one step and layer over pages whose numbers are elements, or bytes with a scale per token and head.
+// Attention of one step and layer over pages of plain numbers, or of bytes with a scale per token and head.
 
 #pragma once
 
@@ -6,8 +6,8 @@
 
 namespace twostroke {
 
-// What one task works in: what each row may see, the queries and sums of each head, the sums of a split, and pieces that
-// are copied.
+// The workspace of one task: the limits of each row, the queries and sums of each head, the sums of a split, and copied
+// pieces.
 template <class Math>
 struct Workspace {
     using T = typename Math::Element;
@@ -44,11 +44,12 @@ struct Workspace {
         }
     }
 
-    // Numbers of one byte are made bfloat16 once for all rows, where those are more than one product takes.
+    // Where there are more rows than one product takes, numbers of one byte are widened to bfloat16 once for all of
+    // them.
     bool is_widened() const { return Math::IS_SCALED && rows > MAX_ROWS; }
 };
 
-// What is read at a time: one split of a task's context, for some of its heads.
+// What is read at once: one split of a task's context, for some of its heads.
 struct Portion {
     const Task *task = nullptr;
     int64_t split = 0, first_head = 0, heads = 0;  // of the task's
@@ -67,7 +68,8 @@ class Attention : public AttentionTasks<Math> {
     using Word = typename Math::Word;
     using Head = typename Workspace<Math>::Head;
 
-    // Pages of plain rows are brought into pieces first; of others only the values of a last piece that is not full.
+    // Pages without pieces are copied into pieces first. Of other pages, only the values of a last piece that is not
+    // full are copied.
     Workspace<Math> workspace(const Task &task) const {
         return {shape_, task, has_pieces(step_.block) ? 1 : 2 * PIECES};
     }
@@ -116,8 +118,8 @@ class Attention : public AttentionTasks<Math> {
         }
     }
 
-    // Nothing where there is no task. With few rows several heads' keys and values are read in the order of the page;
-    // many rows use one head's again and again, from the first cache.
+    // Returns an empty portion where there is no task. With few rows, several heads' keys and values are read in the
+    // order of the page. With many rows, one head's are used again and again from the first cache.
     Portion portion_of(const Task *task, int64_t split, int64_t first_head) const {
         if (!task) return {};
         const int64_t most = task->tokens * shape_.groups <= MAX_ROWS ? Split<Math>::MOST_HEADS : 1;
@@ -138,7 +140,7 @@ class Attention : public AttentionTasks<Math> {
         return {portion.place, keys, step_, sizeof(T), Math::IS_SCALED, int(portion.heads)};
     }
 
-    // The task's split number `split`, by the sequence's pages.
+    // The place of the task's split number `split` in the sequence's pages.
     Place locate(const Task &task, int64_t split) const {
         Place place;
         place.start = (task.first_split + split) * SPLIT;
@@ -160,13 +162,13 @@ class Attention : public AttentionTasks<Math> {
         return page_offset(task, position) + position % step_.block * shape_.dim * int64_t(sizeof(T));
     }
 
-    // Scales lie behind all numbers of the block.
+    // Scales lie after all numbers of the block.
     int64_t scale_offset(const Task &task, int64_t position) const {
         const int64_t numbers = step_.block * shape_.dim * int64_t(sizeof(T));
         return page_offset(task, position) + numbers + position % step_.block * int64_t(sizeof(float));
     }
 
-    // One head's keys and values in `place`.
+    // Finds one head's keys and values in `place`.
     void look(const Task &task, int64_t kv_head, const Place &place, const Head &head, HeadSplit<Math> &of) const {
         const char *keys = pool_ + kv_head * step_.head_stride, *values = keys + step_.value_offset;
         if constexpr (Math::IS_SCALED) look_at_scales(task, keys, place, head.scales, of);
@@ -175,7 +177,7 @@ class Attention : public AttentionTasks<Math> {
             of.keys[p] = (const Word *)(keys + place.offsets[p]);
             of.values[p] = (const Word *)(values + place.offsets[p]);
         }
-        const int some = Math::IS_SCALED ? 0 : place.count % PIECE;  // a scale of zero hides a value, if it is a number
+        const int some = Math::IS_SCALED ? 0 : place.count % PIECE;  // a scale of zero hides a finite value
         if (some) {
             const int last = place.count / PIECE;
             copy_values((const T *)(values + place.offsets[last]), some, shape_.value_dim, head.copied);
@@ -183,7 +185,8 @@ class Attention : public AttentionTasks<Math> {
         }
     }
 
-    // Scales of the tokens in `place`, as the page has them; zeros behind the last value's, and of pieces nobody sees.
+    // Finds the scales of the tokens in `place`, in the page where possible. Those after the last value are 0, and
+    // those of pieces that no row attends to.
     void look_at_scales(const Task &task, const char *keys, const Place &place, float *copied,
                         HeadSplit<Math> &of) const {
         const int whole = has_pieces(step_.block) ? place.count / PIECE : 0;
@@ -206,7 +209,8 @@ class Attention : public AttentionTasks<Math> {
         }
     }
 
-    // The numbers as bfloat16, the same ones: rows then come out as if each had been multiplied from the page.
+    // Sums up with the numbers widened to bfloat16, which keeps their values: rows get the same bits as if each had
+    // been multiplied from the page.
     void sum_up_widened(const Split<Math> &split, const Workspace<Math> &space, Fetch &fetch) const {
         using Wide = Scaled<typename Math::Widened>;
         Split<Wide> wide{split.start, split.count, split.first_piece, split.rows, split.heads, split.limits, {}};
@@ -239,7 +243,7 @@ class Attention : public AttentionTasks<Math> {
         }
     }
 
-    // Rows of pages without pieces, as pieces.
+    // Copies rows of pages without pieces into pieces.
     void gather(const Task &task, const char *keys, const Place &place, T *copied, HeadSplit<Math> &of) const {
         const int64_t piece_size = PIECE * shape_.dim;
         std::memset(copied, 0, size_t(2 * PIECES * piece_size) * sizeof(T));

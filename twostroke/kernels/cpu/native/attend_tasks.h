@@ -1,5 +1,4 @@
-// The tasks of one step and layer, whatever the form of the pages: threads take them, then merge what was computed in
-// pieces.
+// The tasks of one step and layer, for all forms of pages: threads take them, then merge the sums of splits.
 
 #pragma once
 
@@ -10,7 +9,7 @@
 
 namespace twostroke {
 
-// Floats of this thread, kept between calls, on a line of their own, not cleared.
+// Memory of this thread for floats, kept between calls. It begins on a cache line, and is not cleared.
 inline float *scratch(size_t count) {
     static thread_local std::vector<float> memory;
     if (memory.size() < count + LINE) memory.resize(count + LINE);
@@ -18,7 +17,7 @@ inline float *scratch(size_t count) {
     return memory.data() + (LINE - address % LINE) % LINE / sizeof(float);
 }
 
-// `Math` says how rows are multiplied and what their sums look like.
+// `Math` defines how rows are multiplied and what their sums look like.
 template <class Math>
 class AttentionTasks {
   public:
@@ -29,7 +28,7 @@ class AttentionTasks {
 
     void run(Team *team) {
         const Plan plan = plan_tasks(step_, rule_, team ? std::max(1, team->threads_now()) : 1);
-        partial_.reset(new float[size_t(Sums::floats(plan.sums, shape_.lanes))]);  // each is cleared by who needs it
+        partial_.reset(new float[size_t(Sums::floats(plan.sums, shape_.lanes))]);  // a task clears its own
         const std::vector<Task> &tasks = plan.tasks;
         run_tasks(team, tasks.size(), [&](size_t i, size_t next, bool is_first) {
             compute(tasks[i], next < tasks.size() ? &tasks[next] : nullptr, is_first);
@@ -39,8 +38,9 @@ class AttentionTasks {
     }
 
   protected:
-    // Sums up every split of the task: a partial one's into `partial`, else all of them, to be finished. What is read
-    // behind this task's is most likely `upcoming`'s; what its first task reads, nobody has asked a thread for.
+    // Sums up every split of the task. A partial task puts the sums of each split into `partial`; another finishes the
+    // sums of all. What is read after this task is most likely `upcoming`. What a thread's first task reads has not
+    // been prefetched.
     virtual void compute(const Task &task, const Task *upcoming, bool is_first) const = 0;
 
     int rows_of(const Task &task) const { return int(task.tokens) * shape_.groups; }
@@ -50,7 +50,7 @@ class AttentionTasks {
         return Sums::in(partial_.get() + Sums::floats(task.first_sum + split * rows, shape_.lanes), rows, shape_.lanes);
     }
 
-    // For each row, the first token that it attends to, and the one behind the last.
+    // For each row, the first token that it attends to, and the one after the last.
     void find_limits(const Task &task, Limits *limits) const {
         for (int row = 0; row < rows_of(task); row++) {
             const int32_t position = step_.positions[task.first_token + row / shape_.groups];
@@ -58,7 +58,7 @@ class AttentionTasks {
         }
     }
 
-    // How many tokens from `start` on no row of the task sees.
+    // How many tokens from `start` on no row of the task attends to.
     int hidden_of(const Task &task, int64_t start) const {
         const int64_t first = rule_.first_visible(step_.positions[task.first_token]);
         return int(std::clamp<int64_t>(first - start, 0, SPLIT));
@@ -66,7 +66,7 @@ class AttentionTasks {
 
     Scoring scoring() const { return Scoring(rule_); }
 
-    // One head's query rows as `RowMath` multiplies them, `stride` floats apart.
+    // Loads one head's query rows in the form that `RowMath` multiplies, `stride` floats apart.
     template <class RowMath>
     void load_queries(const Task &task, int64_t kv_head, float *queries, int stride) const {
         with_dtype(step_.dtype, [&](auto type) {
@@ -80,7 +80,7 @@ class AttentionTasks {
         });
     }
 
-    // The sums of one head's rows, where they belong.
+    // Writes the results of one head's rows to where they belong.
     virtual void finish(const Task &task, int64_t kv_head, const Sums &sums) const {
         with_dtype(step_.dtype, [&](auto type) {
             write_out(shape_, sums, rows_of(task), task.first_token, kv_head, queries_, (decltype(type) *)queries_.out);

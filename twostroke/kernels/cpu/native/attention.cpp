@@ -1,4 +1,4 @@
-// Attention over pages of numbers that need no scale; smaller ones are compiled apart.
+// Attention over pages of numbers without scales. Attention over other forms is compiled separately.
 
 #include "attend.h"
 #include "attend_bytes.h"

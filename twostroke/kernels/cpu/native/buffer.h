@@ -1,4 +1,4 @@
-// Rows that last from step to step.
+// Memory for rows that is reused from step to step.
 
 #pragma once
 

@@ -51,14 +51,15 @@ inline simd::F to_floats(Words x) { return _mm256_cvtepi32_ps(x); }
 
 #endif
 
-// Sum<MOST> is a sum of products, of a word of codes and one of inputs at a time. MOST is the largest unsigned code, 0
-// where codes are signed. After STEPS words the sum is folded into integers. SHIFT is added to a signed code, which makes
-// it unsigned.
+// Sum<MOST> is a sum of products of one word of codes and one of inputs at a time. MOST is the largest unsigned code,
+// or 0 where codes are signed. After STEPS words the sum is folded into integers. SHIFT is added to a signed code,
+// which makes it unsigned.
 #if defined(__AVX512VNNI__)
 
 constexpr int DIRECT_ROWS = 8;
 
-// Four products of an unsigned byte of x and a signed one of w for each lane: the intrinsic copies every sum before.
+// Adds four products of an unsigned byte of x and a signed one of w to each lane. It is assembly because the intrinsic
+// copies every sum first.
 inline void add_dots(__m512i &sum, __m512i x, __m512i w) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
 }
@@ -102,7 +103,7 @@ inline Words with_signs_of(Words w, Words x) { return _mm256_sign_epi8(x, w); }
 
 #endif
 
-// Pairs of products are added up in 16 bits, as often as the largest code lets them.
+// Pairs of products are added up in 16 bits, as often as the largest code permits without overflow.
 template <int MOST>
 struct Sum {
     static constexpr int MAY_ADD = 32767 / (2 * MOST * 127);
@@ -115,7 +116,7 @@ struct Sum {
     Words folded() const { return fours_of(lanes); }
 };
 
-// The size of a signed code multiplies the input with the code's sign.
+// The absolute value of a signed code is multiplied with the input, which gets the code's sign.
 template <>
 struct Sum<0> {
     static constexpr int STEPS = 8;

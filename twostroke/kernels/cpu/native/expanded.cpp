@@ -11,9 +11,9 @@ namespace {
 
 constexpr int64_t FEWEST_TOKENS = 32;  // fewer are a prompt's tail or a draft, which the next decode step continues
 constexpr int64_t TILE = 512;          // tokens whose latents are multiplied at a time: they stay in a near cache
-constexpr int64_t MADE_BYTES = 32 << 20;  // of keys and values: enough heads that all threads have some, at 4,096 tokens
+constexpr int64_t MADE_BYTES = 32 << 20;  // of keys and values: at 4,096 tokens, enough heads for all threads
 
-// The product of some outputs alone, which begin with a panel.
+// The product of only some outputs, which begin with a panel.
 Linear outputs_of(const Linear &w, int64_t first, int64_t count) {
     const int64_t panel = first / PANEL, weights = panel * PANEL * w.inputs;
     Linear part = w;
@@ -32,7 +32,7 @@ bool should_expand(const LatentWidths &widths, int64_t tokens, int64_t context) 
     if (tokens < FEWEST_TOKENS || widths.plain_dim % 2 || widths.rope_dim % 2) return false;
     const double pairs = double(tokens) * (double(context) - double(tokens - 1) / 2);
     const double saved = double(2 * widths.rank - widths.made_dim()), up = double(widths.rank * widths.made_dim());
-    return pairs * saved > double(context - tokens) * up;  // absorbed tokens meet both halves of the weights as well
+    return pairs * saved > double(context - tokens) * up;  // absorbed tokens also use both halves of the weights
 }
 
 void ExpandedAttention::begin(const LatentWidths &widths, const Linear &up, const AttentionStep &step, int64_t layer,
@@ -85,7 +85,7 @@ const BFloat16 *ExpandedAttention::stored(int64_t position) const {
     return (const BFloat16 *)of_layer + position % step_.block * step_.head_dim;
 }
 
-// Latents of a tile as rows; what lies behind them up to the product's inputs is zero.
+// Copies the latents of a tile into rows. The numbers after them, up to the product's inputs, are zero.
 void ExpandedAttention::gather(Team *team, int64_t start, int64_t count) {
     uint16_t *rows = latents_.rows(TILE, up_.inputs);
     run_parts(team, [&](int part, int parts) {
@@ -94,7 +94,7 @@ void ExpandedAttention::gather(Team *team, int64_t start, int64_t count) {
     });
 }
 
-// Keys, with their rotated part, and values of a tile into their pieces.
+// Puts keys, with their rotated part, and values of a tile into pieces.
 void ExpandedAttention::place(Team *team, int64_t start, int64_t count, int64_t heads) {
     const int64_t made_dim = widths_.made_dim(), plain = widths_.plain_dim, pieces = (count + PIECE - 1) / PIECE;
     const auto *rows = (const BFloat16 *)made_.rows(count, heads * made_dim);

@@ -1,9 +1,9 @@
-// Attention of a prompt to latents by way of keys and values, which are made of the latents of its whole context.
+// Attention of a prompt to latents through keys and values, which are expanded from the latents of its whole context.
 //
-// An absorbed query is multiplied with a whole latent and adds up a whole one; made keys and values are several times
-// narrower, but each latent has to be multiplied with the weights of all heads before. So this pays where many tokens of a
-// sequence attend at once. Rows have other bits than absorbed ones. Keys and values are those of some heads at a time,
-// rounded to bfloat16, in pieces as pages hold them, and forgotten afterwards.
+// An absorbed query is multiplied with a whole latent, and adds up whole latents. Expanded keys and values are several
+// times narrower, but first each latent has to be multiplied with the weights of all heads. So this is faster where
+// many tokens of a sequence attend at once. Its results have other bits than absorbed ones. Keys and values are
+// expanded for some heads at a time, rounded to bfloat16, in pieces as in pages, and dropped afterwards.
 
 #pragma once
 
@@ -24,24 +24,25 @@ struct LatentWidths {
     int64_t made_dim() const { return plain_dim + value_dim; }  // of a token and head
 };
 
-// Whether the last `tokens` of a context are attended to with fewer operations by way of keys and values.
+// Whether the last `tokens` of a context attend with fewer operations through keys and values.
 bool should_expand(const LatentWidths &widths, int64_t tokens, int64_t context);
 
 class ExpandedAttention {
   public:
-    // One sequence of a step over pages of bfloat16; `up` makes plain keys and values, head by head, of latents.
+    // Begins with one sequence of a step over pages of bfloat16. `up` makes plain keys and values, head by head, from
+    // latents.
     void begin(const LatentWidths &widths, const Linear &up, const AttentionStep &step, int64_t layer, int64_t sequence);
 
-    // How many heads are to be made at a time, of all or of those that are left.
+    // How many heads to expand at a time, of all heads or of those that are left.
     int64_t heads_at_once(int64_t heads) const;
 
-    // Keys and values of heads first .. first + count - 1; `first` is a multiple of `heads_at_once`.
+    // Expands keys and values of heads first .. first + count - 1. `first` is a multiple of `heads_at_once`.
     void make(Team *team, int64_t first, int64_t count, Prepared &prepared);
 
-    // What `make` of so many heads reads and computes.
+    // What `make` reads and computes for this many heads.
     Work work(int64_t count) const;
 
-    // The step that attends to what was made: its tokens are the sequence's, its heads those that were made.
+    // The step that attends to what was expanded: its tokens are the sequence's, its heads the expanded ones.
     const AttentionStep &step() const { return made_step_; }
 
   private:

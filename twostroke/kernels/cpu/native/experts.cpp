@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t WORTH_A_TEAM = 16384;  // elements; fewer are done before a second thread has woken up
 constexpr float LOG2_E = 1.4426950408889634f;
-constexpr float LEAST_SUM = 1e-20f;  // of sigmoids that weights are divided by: all of them may be zero
+constexpr float LEAST_SUM = 1e-20f;  // added to the sum of sigmoids, which may all be zero
 
 template <class F>
 void over_rows(Team *team, int64_t rows, int64_t width, F row) {
@@ -22,9 +22,9 @@ void over_rows(Team *team, int64_t rows, int64_t width, F row) {
     run_parts(team, part_of);
 }
 
-// The places of the `most` highest of `count` numbers, ascending.
+// Finds the indices of the `most` highest of `count` numbers, ascending.
 void choose(const float *numbers, int64_t count, int64_t most, int32_t *chosen) {
-    int64_t found = 0;  // `chosen` holds so many, the highest first
+    int64_t found = 0;  // number of entries of `chosen`, the highest first
     for (int32_t place = 0; place < count; place++) {
         int64_t at = found;
         while (at > 0 && numbers[place] > numbers[chosen[at - 1]]) at--;
@@ -36,7 +36,7 @@ void choose(const float *numbers, int64_t count, int64_t most, int32_t *chosen) 
     std::sort(chosen, chosen + most);
 }
 
-// How good a group is: its best rank, or its two best ones together.
+// The score of a group: the best score of its experts, or the sum of the two best.
 float best_of(const float *ranks, int64_t count, bool of_two) {
     const float *best = std::max_element(ranks, ranks + count);
     if (!of_two) return *best;
@@ -46,7 +46,7 @@ float best_of(const float *ranks, int64_t count, bool of_two) {
     return *best + second;
 }
 
-// Ranks of experts whose group a row does not choose become -infinity.
+// Sets the scores of experts to -infinity if a row does not choose their group.
 void hide_other_groups(const Experts &experts, float *ranks) {
     static thread_local std::vector<float> best;
     static thread_local std::vector<int32_t> chosen;
@@ -62,7 +62,7 @@ void hide_other_groups(const Experts &experts, float *ranks) {
             std::fill(ranks + group * size, ranks + (group + 1) * size, -INFINITY);
 }
 
-// A row's experts by its logits, which become their sigmoids where those are the scores.
+// Chooses a row's experts by its logits. It replaces the logits by their sigmoids where those are the scores.
 void choose_experts(const Experts &experts, float *logits, int32_t *chosen) {
     static thread_local std::vector<float> ranks;
     const float *by = logits;
@@ -78,7 +78,7 @@ void choose_experts(const Experts &experts, float *logits, int32_t *chosen) {
     choose(by, experts.count, experts.per_token, chosen);
 }
 
-// Logits become e^(logit - highest), in place; returns their sum.
+// Replaces logits by e^(logit - highest), and returns their sum.
 float exponentials(float *logits, int64_t count, float highest) {
     const simd::F base = simd::set1(highest), by = simd::set1(LOG2_E);
     simd::F sum = simd::zero();
@@ -92,7 +92,7 @@ float exponentials(float *logits, int64_t count, float highest) {
     return simd::reduce_add(sum);
 }
 
-// The weights of a row's experts by its logits, or by their sigmoids.
+// Computes the weights of a row's experts from its logits, or from their sigmoids.
 void weigh(float *scores, const Experts &experts, const int32_t *chosen, float *weights) {
     float total = 1;
     if (!experts.correction)

@@ -1,4 +1,4 @@
-// The scales and mins of a unit's 32 outputs, from the form in which a file has them.
+// Reads the scales and mins of a unit's 32 outputs in the types of a file.
 
 #pragma once
 
@@ -66,7 +66,7 @@ struct UnitFacts {
         for (int lane = 0; lane < PANEL; lane++) mins[lane] = -float(zeros[lane]) * scales[lane];
     }
 
-    void read_exponents(const uint8_t *exponents) {  // of halves: 2^(it - 127) of the number; 0 is the smallest normal
+    void read_exponents(const uint8_t *exponents) {  // scales of halves: 2^(exponent - 128); 0 is the smallest normal
         for (int lane = 0; lane < PANEL; lane++) {
             const uint32_t exponent = exponents[lane] > 1 ? uint32_t(exponents[lane]) - 1 : 1;
             const uint32_t bits = exponent << 23;

@@ -1,7 +1,7 @@
-// Asks for keys and values shortly before they are multiplied, in the same order.
+// Prefetches keys and values shortly before they are multiplied, in the same order.
 //
-// Processors drop prefetches that come faster than memory delivers. Those of a whole split at once would be lost for the
-// most part; one head's part of a few pages ahead of the reading, each waits for the reading.
+// Processors drop prefetches that come faster than memory delivers. If a whole split were prefetched at once, most of
+// it would be lost. So it prefetches one head's part of a few pages ahead of the reading, in step with it.
 
 #pragma once
 
@@ -13,11 +13,12 @@
 
 namespace twostroke {
 
-// Where a split's pieces lie: offsets in bytes into the pool for the layer's first kv head, and those of their scales.
+// The place of a split: offsets of its pieces in bytes into the pool for the layer's first kv head, and those of their
+// scales.
 struct Place {
     int64_t start = 0;
     int count = 0;  // of tokens
-    int hidden = 0;  // tokens at its beginning that no row sees: pieces of such tokens alone are not read
+    int hidden = 0;  // leading tokens that no row attends to; pieces of only such tokens are not read
 
     int first_piece() const { return hidden / PIECE; }
     int64_t offsets[PIECES] = {}, scale_offsets[PIECES] = {};
@@ -25,7 +26,7 @@ struct Place {
 
 constexpr int STREAMS = std::max(1, 4 * simd::W / PIECE), LINE = 64;
 
-// Lines to ask for, one after the other in each stream.
+// The next cache lines to prefetch in each stream.
 struct Streams {
     const char *at[STREAMS];
 
@@ -34,13 +35,13 @@ struct Streams {
     }
 };
 
-// The keys of some heads in one split and then their values: of STREAMS pieces side by side, which memory delivers faster
-// than one after the other.
+// What is read of one split: the keys of some heads, then their values. STREAMS pieces are read side by side, which
+// memory delivers faster than one after the other.
 class Reading {
   public:
     Reading() = default;
 
-    // `keys` are the first head's, from which the place's offsets count.
+    // `keys` are the first head's. The place's offsets count from there.
     Reading(const Place &place, const char *keys, const AttentionStep &step, int64_t element_bytes, bool has_scales,
             int heads)
         : place_(place), keys_(keys), value_offset_(step.value_offset), head_stride_(step.head_stride), heads_(heads),
@@ -49,12 +50,12 @@ class Reading {
         turn();
     }
 
-    // Parts of a head that are asked for ahead of what is multiplied: about as many bytes in every form.
+    // Number of parts of a head that are prefetched ahead of what is multiplied: about as many bytes in every form.
     int lead() const { return has_scales_ ? 2 : 1; }
 
-    int lines_left() const { return left_; }  // of the streams as they are; none at the end
+    int lines_left() const { return left_; }  // left in the present streams; 0 at the end
 
-    // Where the next lines of each stream are, `lines` of them or those that its piece still has.
+    // Takes the next `lines` lines of each stream, or those that its piece still has.
     Streams take(int lines) {
         const Streams found = streams_;
         for (const char *&at : streams_.at) at += lines * LINE;
@@ -66,7 +67,8 @@ class Reading {
   private:
     static int lines_of(int64_t dim, int64_t element_bytes) { return int(PIECE * dim * element_bytes / LINE); }
 
-    // After one head's part of the pieces the next head's, then the next pieces, then the values.
+    // Moves the streams on: after one head's part of the pieces to the next head's, then to the next pieces, then to
+    // the values.
     void turn() {
         left_ = 0;
         const int lines = lines_[is_value_];
@@ -86,7 +88,7 @@ class Reading {
         piece_ = place_.first_piece();
     }
 
-    // Scores and weights take them before the values are read.
+    // Both scales of a piece are needed before its values are read.
     void fetch_scales() const {
         const char *keys = keys_ + head_ * head_stride_;
         for (int piece = piece_; piece < std::min(piece_ + STREAMS, pieces_); piece++)
@@ -107,7 +109,8 @@ class Reading {
 
 class Fetch {
   public:
-    // From here on what is asked for is as many parts of a head, each of STREAMS pieces, ahead of what is multiplied.
+    // Prefetches the first parts of a head, each of STREAMS pieces. From then on prefetches stay as many parts ahead of
+    // what is multiplied.
     void start(const Reading &first) {
         now_ = first;
         for (int part = 0; part < first.lead(); part++) {
@@ -117,10 +120,11 @@ class Fetch {
         }
     }
 
-    // What comes after all that was said before.
+    // Sets what is read after the present reading.
     void follow(const Reading &next) { next_ = next; }
 
-    // Lines to ask for while as many are multiplied. When there are none left: what is there, `here`.
+    // Takes lines to prefetch while as many are multiplied. When there are none left, it returns `here`, which is in
+    // the cache already.
     Streams take(int lines, const void *here) {
         if (now_.lines_left() == 0) {
             if (next_.lines_left() == 0) return idle((const char *)here);

@@ -1,4 +1,4 @@
-// What becomes of a panel's sums: factors, bias, gates, and where they are put.
+// Finishes a panel's sums: factors, bias, gates, and the place where results are put.
 
 #pragma once
 
@@ -17,7 +17,7 @@ inline void put(void *y, int64_t at, simd::F sum, int count, Into into) {
     simd::store_up_to((float *)y + at, sum, count);
 }
 
-// A value that its gate lets through.
+// A value times its activated gate.
 template <class Activate>
 inline simd::F gated(simd::F gate, simd::F value, Activate activate) {
     return simd::mul(activate(gate), value);
@@ -34,7 +34,7 @@ inline simd::F gated(simd::F gate, simd::F value, const ClampedGate &by) {
     return simd::mul(by(simd::min(gate, most)), simd::add(simd::max(simd::min(value, most), least), one));
 }
 
-// f with the activation of a product, as a function of one vector.
+// Calls f with the activation of a product, as a function of one vector.
 template <class F>
 void with_activation(const Linear &w, F f) {
     if (w.clamp.limit > 0) return f(ClampedGate{w.clamp});
@@ -46,7 +46,7 @@ void with_activation(const Linear &w, F f) {
     }
 }
 
-// From sums [count][32] of a panel to where they belong.
+// Finishes the sums [count][32] of a panel, and puts the results where they belong.
 template <class Activate>
 void finish(const Linear &w, int64_t panel, const Rows &rows, int64_t first, int64_t count, Into into,
             const float *sums, Activate activate) {
@@ -71,18 +71,18 @@ void finish(const Linear &w, int64_t panel, const Rows &rows, int64_t first, int
     }
 }
 
-// The same with the activation of the product.
+// Calls `finish` with the activation of the product.
 inline void finish_activated(const Linear &w, int64_t panel, const Rows &rows, int64_t first, int64_t count, Into into,
                              const float *sums) {
     with_activation(w, [&](auto activate) { finish(w, panel, rows, first, count, into, sums, activate); });
 }
 
-// Panels of a task. It takes some ten microseconds: long beside taking the next one, and short beside the wait for a
-// thread whose core somebody else has got meanwhile.
+// Number of panels of a task. A task takes some ten microseconds. That is long beside taking the next task, and short
+// beside the wait for a thread whose core another program has taken.
 inline int64_t panels_of_task(const Linear &w, int64_t rows, int64_t panels) {
     constexpr int64_t TASK_PRODUCTS = 4 << 20;
     constexpr int64_t ROWS_OF_READING = 12;  // reading a panel takes as long as multiplying so many rows with it
-    constexpr int64_t TASKS = 8;             // of a kernel, at least, where it has so many panels
+    constexpr int64_t TASKS = 8;             // least tasks of a kernel, if it has as many panels
     const int64_t products = PANEL * w.inputs * (rows + ROWS_OF_READING);
     return std::max<int64_t>(1, std::min(TASK_PRODUCTS / products, panels / TASKS));
 }

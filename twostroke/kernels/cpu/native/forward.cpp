@@ -1,8 +1,8 @@
-// All layers of a decoder over one ragged batch in one call, so that nothing but arithmetic stands between them.
+// All layers of a decoder over one ragged batch in one call, so that there is only arithmetic between them.
 //
-// The residual stream is float32; what products take is bfloat16. Per layer: norm, qkv, [head norm], rope and pages,
-// attention, output, [norm]; norm, inner, down, [norm]. Rows that are not sampled end with the last layer's keys and
-// values.
+// The residual stream is float32; inputs of matrix products are bfloat16. Each layer is: norm, qkv, [head norm], rope
+// and pages, attention, output, [norm]; norm, inner, down, [norm]. For rows that are not sampled, it ends with the last
+// layer's keys and values.
 //
 // Where a worker has several ranks, what attention and MLP add to the residual stream is a part of a sum over all of them.
 
@@ -26,8 +26,8 @@
 
 namespace twostroke {
 
-// `NativeLatents` of kernels/cpu/forward.py, field by field. Of `qkv` a layer's first outputs are queries or their latent;
-// then come the latent of keys and values, and the rotated key.
+// `NativeLatents` of kernels/cpu/forward.py, field by field. The first outputs of a layer's `qkv` are queries or their
+// latent; then come the latent of keys and values, and the rotated key.
 struct Latents {
     int64_t projected;  // numbers of all queries, or of their latent
     int64_t rank, plain_dim, rope_dim, value_dim;  // numbers of a latent, of a head's query in two parts, of its value
@@ -36,7 +36,7 @@ struct Latents {
     const Linear *queries;  // from their latent; null, as the norm is, where `qkv` makes queries
     const Linear *absorb;   // [heads] plain_dim -> rank
     const Linear *expand;   // [heads] rank -> value_dim
-    const Linear *up;  // rank -> plain_dim, value_dim of each head in turn; null where no prompt is to be expanded
+    const Linear *up;  // rank -> plain_dim and value_dim of each head; null where prompts are not expanded
 
     int64_t key_dim() const { return rank + rope_dim; }
     int64_t query_dim() const { return plain_dim + rope_dim; }
@@ -60,22 +60,22 @@ struct Layer {
 // `NativeModel` of kernels/cpu/forward.py.
 struct Model {
     const uint16_t *embedding;  // bfloat16 [vocab, hidden], or null
-    const Linear *table;        // else: the embedding in a file's form
+    const Linear *table;        // otherwise the quantised embedding
     const Layer *layers;
     int64_t layer_count;
     Norm norm;
     const Linear *head;  // null on a worker that never samples
     const uint16_t *positions;  // [positions, hidden]: added to the embedding. Null if nothing.
     int64_t hidden, heads, kv_heads, head_dim;
-    int64_t attended;  // numbers of what a row's heads attended to, together
+    int64_t attended;  // width of a row's attention output, all heads together
     float epsilon;
     float embedding_scale;
     float final_softcap;  // of the logits; 0: none
     int32_t is_parallel;  // attention and MLP of a layer have the same input
-    RankGroup *ranks;     // those that compute the rest of each layer; null where this worker computes all of it
+    RankGroup *ranks;     // the ranks that compute the rest of each layer; null where there is one rank
 };
 
-// One step as its caller sees it.
+// The arguments of one step.
 struct Call {
     const int32_t *tokens;
     int64_t rows;
@@ -84,7 +84,7 @@ struct Call {
     float *logits;           // [samples, vocab]
     const AttentionStep *steps;  // of each part of the layers
     const LayerPlace *places;    // of each layer, among the steps
-    KernelRecords *kernels;  // null while nobody profiles
+    KernelRecords *kernels;  // null unless a profile is taken
     const RowAdapter *adapters;  // of each row; null where no row has one
 };
 
@@ -155,7 +155,7 @@ class Forward {
     int64_t qkv_stride() const { return (model_.heads + 2 * model_.kv_heads) * model_.head_dim; }
     int64_t attended_stride() const { return model_.attended; }
 
-    // The residual stream, normalised, as what `w` multiplies.
+    // Normalises the residual stream into the input rows of `w`.
     Rows normed(Team *team, const Norm &by, const Linear &w, void *y, int64_t y_stride) {
         uint16_t *to = normed_.rows(rows_, w.inputs);
         profiled(team, KernelKind::NORM, work_of_rows(rows_, model_.hidden), [&] {
@@ -213,7 +213,7 @@ class Forward {
         });
     }
 
-    // Queries from their latents, which are the first of what was projected.
+    // Makes queries from their latents, which are the first of the projected numbers.
     HeadRows queries_of(Team *team, const Latents &latents, const uint16_t *projected, int64_t stride) {
         const Linear &w = *latents.queries;
         const int64_t rank = latents.projected;
@@ -263,7 +263,8 @@ class Forward {
         }
     }
 
-    // Queries of some sequences as they meet pages: head by head, since each head has weights of its own.
+    // Makes absorbed queries of some sequences, which attend to latents, head by head, since each head has its own
+    // weights.
     HeadRows absorb(Team *team, const Latents &latents, const std::vector<int64_t> &rows) {
         const int64_t inputs = latents.absorb->inputs, key_dim = latents.key_dim(), count = int64_t(rows.size());
         const int64_t all = model_.heads * count;
@@ -297,7 +298,7 @@ class Forward {
                             values + (head * count + r) * dim, size_t(dim) * sizeof *values);
     }
 
-    // Products of `each` rows of every head, which lie head by head, with the head's weights.
+    // Multiplies `each` rows of every head, which lie head by head, with the head's weights.
     void by_head(Team *team, KernelKind kind, const Linear *weights, int64_t each, const Rows &rows) {
         heads_.clear();
         for (int64_t head = 0; head < model_.heads; head++)
@@ -306,7 +307,7 @@ class Forward {
                  [&] { linear(team, heads_, rows, Into::BFLOAT16, prepared_); });
     }
 
-    // Go on with these rows alone.
+    // Keeps only these rows for what follows.
     void prune(const int64_t *sampled, int64_t count) {
         pick(x_, rows_, sampled, count, model_.hidden);
         pick(attended_, rows_, sampled, count, attended_stride());
@@ -316,7 +317,7 @@ class Forward {
         rows_ = count;
     }
 
-    // What the adapters of rows add to parts of this layer's product, whose rows are those of `into`.
+    // Adds the products of the rows' adapters to parts of this layer's product, whose rows are those of `into`.
     void adapt(Team *team, std::initializer_list<AddedPart> parts, const Rows &rows, Into into) {
         if (adapters_.empty()) return;
         const RowAdapter *of_row = adapters_.data();
@@ -324,7 +325,7 @@ class Forward {
                  [&] { add_low_rank(team, of_row, layer_, parts, rows, into); });
     }
 
-    // From what was attended to the end of the layer.
+    // Computes the layer from the attention output to its end.
     void finish(Team *team, int64_t index) {
         const Layer &layer = model_.layers[index];
         const Rows attended{attended_.rows(rows_, attended_stride()), attended_stride(), rows_, nullptr, 0};
@@ -344,7 +345,7 @@ class Forward {
         adapt_gated(team, layer.inner, rows);
     }
 
-    // Gates and values, with what adapters add to them before one lets the other through.
+    // Computes gates and values, adds the adapters' products, and then applies the activation.
     void adapt_gated(Team *team, const Linear &w, const Rows &rows) {
         const int64_t stride = panels_of(w) * PANEL;
         Rows sums = rows;
@@ -356,7 +357,7 @@ class Forward {
                  [&] { finish_sums(team, w, (const float *)sums.y, rows, Into::BFLOAT16); });
     }
 
-    // What each row's experts make of it, added to the residual stream.
+    // Adds the outputs of each row's experts to the residual stream.
     void add_experts(Team *team, const Layer &layer, const Experts &experts) {
         const int64_t hidden = model_.hidden, gates = experts.router.outputs;
         float *logits = logits_.rows(rows_, gates);
@@ -383,14 +384,14 @@ class Forward {
         if (model_.ranks) add_sum(team);
     }
 
-    // Where this rank makes its part of what all ranks add to the residual stream.
+    // The memory in which this rank computes its part of what all ranks add to the residual stream.
     float *part_of_sum() {
         const int64_t count = rows_ * model_.hidden;
         float *shared = model_.ranks->partial(count);
         return shared ? shared : ranked_.rows(rows_, model_.hidden);
     }
 
-    // All ranks' parts, added to the residual stream.
+    // Adds all ranks' parts to the residual stream.
     void add_sum(Team *team) {
         if (met_ != Met::ALL) return;
         const int64_t count = rows_ * model_.hidden;
@@ -406,7 +407,7 @@ class Forward {
         });
     }
 
-    // The sum of all ranks' rows [hidden], in their place.
+    // Replaces rows [hidden] by their sum over all ranks.
     void reduce(Team *team, float *rows) {
         if (met_ != Met::ALL) return;
         profiled(team, KernelKind::RANKS_SUM, work_of_rows(rows_, model_.hidden),
@@ -417,7 +418,7 @@ class Forward {
         profiled(team, kind, kernels_ ? work_of(groups) : Work{}, [&] { linear(team, groups, rows, into, prepared_); });
     }
 
-    // What the shared expert makes of the normalised rows.
+    // The output of the shared expert for the normalised rows.
     const float *shared_expert(Team *team, const Layer &layer, Rows rows) {
         const int64_t inner = layer.down.inputs;
         uint16_t *between = shared_inner_.rows(rows_, inner);
@@ -429,7 +430,7 @@ class Forward {
         return answers;
     }
 
-    // A product's rows and what adapters add to them, normalised if there is a norm, added to the residual stream.
+    // Adds a product's rows to the residual stream, with the adapters' products, and normalised if there is a norm.
     void add(Team *team, KernelKind kind, const Linear &w, Rows rows, const float *norm, LowRank AdapterLayer::*part) {
         float *x = x_.rows(rows_, model_.hidden);
         rows.y = norm ? added_.rows(rows_, model_.hidden) : model_.ranks ? part_of_sum() : x;

@@ -21,7 +21,7 @@ void over_rows(Team *team, int64_t rows, int64_t width, F row) {
     run_parts(team, part_of);
 }
 
-// The sum's order depends on the width alone.
+// The order of the sum depends only on the width.
 template <class Load>
 float inverse_rms(int64_t width, float epsilon, Load load) {
     simd::F squares[4];
@@ -46,7 +46,7 @@ void norm(int64_t width, float epsilon, const float *weight, uint16_t *y, Load l
     }
 }
 
-// The sum of a row's elements, in an order that depends on the width alone.
+// The sum of a row's elements, in an order that depends only on the width.
 template <class Load>
 float sum_of(int64_t width, Load load) {
     simd::F sums[4];
@@ -125,7 +125,7 @@ void head_norm(Team *team, uint16_t *x, int64_t rows, int64_t stride, int64_t he
     });
 }
 
-// f(where in y, a vector of the token's row of the table, how many of its lanes count) for all of y.
+// Calls f(place in y, vector of the token's row of the table, number of its valid lanes) for all of y.
 template <class F>
 static void with_rows(const uint16_t *table, const int32_t *tokens, int64_t rows, int64_t width, float *y, F f) {
     for (int64_t r = 0; r < rows; r++) {

@@ -1,4 +1,5 @@
-// What a transformer does between its products, each in one pass: norms, rows of the embedding, soft caps.
+// The operations of a transformer between its matrix products, each in one pass: norms, rows of the embedding, soft
+// caps.
 
 #pragma once
 
@@ -23,7 +24,7 @@ void add_norm(Team *team, const float *y, int64_t rows, int64_t width, const Nor
 // x becomes softcap * tanh(x / softcap).
 void cap_rows(Team *team, float *x, int64_t rows, int64_t width, float softcap);
 
-// The same in place, for each of `heads` bfloat16 vectors that lie side by side in each row.
+// The RMS norm, in place, of each of `heads` bfloat16 vectors that lie side by side in each row.
 void head_norm(Team *team, uint16_t *x, int64_t rows, int64_t stride, int64_t heads, int64_t width,
                const float *weight, float epsilon);
 

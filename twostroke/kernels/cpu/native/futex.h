@@ -1,4 +1,4 @@
-// Waiting for a word of memory to change, also one that processes share.
+// Waits for a word of memory to change, which processes may share.
 
 #pragma once
 
@@ -14,7 +14,7 @@ namespace twostroke {
 
 constexpr int64_t SECOND_NS = 1000000000;
 
-// Of a core, between two looks at a word.
+// Lets the core pause between two reads of a word.
 inline void pause_core() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -23,7 +23,7 @@ inline void pause_core() {
 #endif
 }
 
-// Sleeps while the word has this value, until woken, and not longer than that. May return early.
+// Sleeps while the word has this value, until woken, or for `most_ns` at most. It may return early.
 inline void wait_while(std::atomic<uint32_t> &word, uint32_t value, int64_t most_ns) {
     const timespec most{time_t(most_ns / SECOND_NS), long(most_ns % SECOND_NS)};
     syscall(SYS_futex, &word, FUTEX_WAIT, value, &most, nullptr, 0);

@@ -1,4 +1,4 @@
-// The panels of several products as tasks that threads take one after the other: each product with rows of its own.
+// The panels of several products as tasks that threads take one after the other. Each product has its own rows.
 
 #pragma once
 
@@ -11,14 +11,14 @@
 
 namespace twostroke {
 
-// The rows of one group alone.
+// Only the rows of one group.
 inline Rows rows_of(const RowGroup &group, const Rows &rows, Into into) {
     const int64_t element = into == Into::BFLOAT16 ? sizeof(uint16_t) : sizeof(float);
     return {rows.x + group.first * rows.x_stride, rows.x_stride, group.end - group.first,
             (char *)rows.y + group.first * rows.y_stride * element, rows.y_stride};
 }
 
-// The tasks of one group, among those of all.
+// The tasks of one group, in the numbering of all groups' tasks.
 struct GroupTasks {
     int64_t panels;  // of a task
     size_t first, end;
@@ -27,7 +27,7 @@ struct GroupTasks {
         : panels(panels_of_task(*group.w, group.end - group.first, panels_of(*group.w))), first(first_task),
           end(first_task + size_t((panels_of(*group.w) + panels - 1) / panels)) {}
 
-    // f(group, its first panel, the one behind its last)
+    // Calls f(group, the task's first panel, the one after its last).
     template <class F>
     void run(const RowGroup &group, size_t task, F f) const {
         const int64_t from = int64_t(task - first) * panels;
@@ -35,7 +35,7 @@ struct GroupTasks {
     }
 };
 
-// f as above for all panels of all groups, which are not empty.
+// Calls f as above for all panels of all groups, which must not be empty.
 template <class F>
 void over_panels(Team *team, const RowGroup *groups, size_t count, F f) {
     if (count == 1) {

@@ -1,8 +1,8 @@
-// Products of rows with tokens' latents, as these lie in pages.
+// Products of rows with tokens' latents, read in place from pages.
 //
-// Numbers are taken a unit at a time, which is two vectors of sums. `Latents` says how those are multiplied, and in which
-// order the numbers of a unit lie in queries and in sums. Every row is summed in the same order, however many rows and
-// tokens a product has.
+// Numbers are multiplied a unit at a time, which is two vectors of sums. `Latents` defines how, and the order of a
+// unit's numbers in queries and in sums. Every row is summed in the same order, however many rows and tokens a product
+// has.
 
 #pragma once
 
@@ -16,16 +16,16 @@
 namespace twostroke {
 
 constexpr int UNIT = 2 * simd::W;
-constexpr int TILE_TOKENS = simd::W == 16 ? 4 : 2;  // tokens of a product with MAX_ROWS rows, by the registers there are
-constexpr int TILE_UNITS = simd::W == 16 ? 2 : 1;   // units of a sum of as many rows
+constexpr int TILE_TOKENS = simd::W == 16 ? 4 : 2;  // tokens of a product with MAX_ROWS rows, limited by registers
+constexpr int TILE_UNITS = simd::W == 16 ? 2 : 1;   // units of a sum with MAX_ROWS rows
 
-// sum + a * b. What the compiler keeps of a sum is a value: then it stays in a register, and so does a factor.
+// Returns sum + a * b. It takes and returns values, so that the compiler keeps sums and factors in registers.
 inline simd::F sum_with(simd::F sum, simd::F a, simd::F b) {
     simd::add_product(sum, a, b);
     return sum;
 }
 
-// One half of a unit as floats: of bfloat16 the even numbers or the odd ones, of others the first ones or the last.
+// One half of a unit as floats: the even or odd numbers of bfloat16, the first or last ones of other types.
 template <int HALF, class T>
 inline simd::F load_half(const T *unit) {
     if constexpr (std::is_same_v<T, BFloat16>) {
@@ -36,15 +36,15 @@ inline simd::F load_half(const T *unit) {
     }
 }
 
-// Everything as floats.
+// Multiplies everything as floats.
 template <class T>
 struct FloatLatents {
     using Element = T;
     using Weights = FloatMath<float>;  // makes weights of scores
-    static constexpr int KEY_PARTS = 2;  // of a unit, each of which adds to all sums
-    static constexpr int TOKENS = 1;     // of one multiply-add of values
+    static constexpr int KEY_PARTS = 2;  // parts of a unit, each of which adds to all sums
+    static constexpr int TOKENS = 1;     // tokens of one multiply-add of values
 
-    // The place among queries and sums of number `i` of a unit.
+    // The position of number `i` of a unit in queries and sums.
     static constexpr int place(int i) {
         return std::is_same_v<T, BFloat16> ? i % 2 * simd::W + i / 2 : i;
     }
@@ -64,7 +64,7 @@ struct FloatLatents {
 };
 
 #if defined(__AVX512BF16__)
-// Pairs of bfloat16, multiplied as such and summed as floats: of a key's neighbours, and of two tokens' values.
+// Multiplies pairs of bfloat16 and sums floats: pairs of neighbours in a key, and of two tokens' values.
 struct PairLatents {
     using Element = BFloat16;
     using Weights = PairMath;
@@ -87,7 +87,7 @@ struct PairLatents {
 };
 #endif
 
-// The first `count` numbers of a unit of some tokens, and zeros behind them.
+// The first `count` numbers of a unit of some tokens, followed by zeros.
 template <class T, int TOKENS>
 struct PartialUnits {
     T numbers[TOKENS][UNIT];
@@ -102,7 +102,7 @@ struct PartialUnits {
     }
 };
 
-// One unit of keys, where token t's lies at `units[t] + at`.
+// Multiplies one unit of keys. Token t's unit lies at `units[t] + at`.
 template <class Latents, int ROWS, int TOKENS, class T>
 inline void multiply_unit(const float *queries, int row_floats, const T *const *units, int64_t at,
                           simd::F (&sums)[ROWS][TOKENS]) {
@@ -131,8 +131,8 @@ inline void store_scores(const simd::F (&sums)[TOKENS], float *scores) {
 #endif
 }
 
-// Lines of some rows of `dim` numbers that one of several products asks for, each its own share of every row, spread over
-// its units: processors drop those that come faster than memory delivers.
+// The cache lines that one of several products prefetches, of some rows of `dim` numbers. Each product prefetches its
+// own share of every row, spread over its units: processors drop prefetches that come faster than memory delivers.
 template <int TOKENS>
 struct Lines {
     const char *at[TOKENS];
@@ -151,7 +151,8 @@ struct Lines {
     }
 };
 
-// scores [ROWS, SPLIT] of TOKENS tokens, whose rows have `dim` numbers; the next ones' lines are asked for meanwhile.
+// Computes scores [ROWS, SPLIT] of TOKENS tokens, whose rows have `dim` numbers. Meanwhile it prefetches the lines of
+// later ones.
 template <class Latents, int ROWS, int TOKENS, class T>
 void multiply_tokens(const float *queries, int row_floats, const T *const *tokens, int dim, float *scores,
                      const Lines<TOKENS> &lines) {
@@ -188,8 +189,8 @@ inline void add_step(const float *weights, int token, const T *const *tokens, in
     }
 }
 
-// sums [ROWS, lanes] += weights [ROWS, SPLIT] of `count` tokens from `first` on times UNITS units of theirs. `first` is
-// even; where `count` is odd, behind the last token lies one whose weight is zero.
+// sums [ROWS, lanes] += weights [ROWS, SPLIT] times UNITS units of the `count` tokens from `first` on. `first` is even.
+// Where `count` is odd, one more token follows the last, with weight zero.
 template <class Latents, int ROWS, int UNITS, bool IS_WHOLE, class T>
 inline void add_units(const float *weights, int first, int count, const T *const *tokens, int64_t at, int64_t left,
                       float *sums, int lanes) {
@@ -207,10 +208,10 @@ inline void add_units(const float *weights, int first, int count, const T *const
     store_block(total, sums, lanes);
 }
 
-// The same for the first `dim` numbers of tokens.
+// Calls `add_units` for the first `dim` numbers of tokens.
 template <class Latents, int ROWS, class T>
 void add_tokens(const float *weights, int first, int count, const T *const *tokens, int dim, float *sums, int lanes) {
-    constexpr int UNITS = ROWS <= 2 ? 2 * TILE_UNITS : TILE_UNITS;  // few sums would wait for each other
+    constexpr int UNITS = ROWS <= 2 ? 2 * TILE_UNITS : TILE_UNITS;  // with few sums, each would wait for the one before
     int at = 0;
     for (; at + UNITS * UNIT <= dim; at += UNITS * UNIT)
         add_units<Latents, ROWS, UNITS, true>(weights, first, count, tokens, at, 0, sums + at, lanes);

@@ -13,7 +13,7 @@
 namespace twostroke {
 namespace {
 
-constexpr int64_t LOOK_NS = SECOND_NS / 1000;  // a borrower that dies wakes nobody
+constexpr int64_t LOOK_NS = SECOND_NS / 1000;  // because a borrower that dies wakes nobody
 
 bool try_lock(int file) {
     int failed;
@@ -22,7 +22,7 @@ bool try_lock(int file) {
     return !failed;
 }
 
-// The file's blocks, not just its length: a store into a hole of a full file system would be the end of the process.
+// Allocates the file's blocks, not just its length: writing into a hole of a full file system would kill the process.
 int open_cell(const std::string &path) {
     const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (file < 0) throw std::system_error(errno, std::generic_category(), path);
@@ -61,10 +61,11 @@ Lease::~Lease() {
 void Lease::take_home(int64_t patience_ns) {
     const bool is_ours = try_lock(file_) || (!is_overdue_ && wait_for_borrower(patience_ns));
     is_overdue_ = !is_ours;
-    cell_->wanted.store(is_ours ? 0 : 1, std::memory_order_relaxed);  // 0 also where an earlier owner died waiting
+    cell_->wanted.store(is_ours ? 0 : 1, std::memory_order_relaxed);  // 0 also clears what a dead owner left
 }
 
-// A borrower counts a yield after it has unlocked: if that comes between our try and our sleep, we do not sleep.
+// A borrower counts a yield after it has unlocked. If that happens between our attempt to lock and our sleep, we do not
+// sleep.
 bool Lease::wait_for_borrower(int64_t patience_ns) {
     cell_->wanted.store(1, std::memory_order_seq_cst);
     const int64_t end = now_ns() + patience_ns;

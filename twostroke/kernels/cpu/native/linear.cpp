@@ -19,7 +19,7 @@
 namespace twostroke {
 namespace {
 
-constexpr int64_t CHUNK = 96;  // rows of a unit of work; a panel stays in the first cache meanwhile
+constexpr int64_t CHUNK = 96;  // rows of a unit of work, during which a panel stays in the first cache
 
 // One function for each number of rows that a pass may have.
 using Multiply = decltype(&multiply<1>);
@@ -29,7 +29,7 @@ constexpr std::array<Multiply, sizeof...(R)> multiplies_of(std::index_sequence<R
 }
 constexpr auto MULTIPLIES = multiplies_of(std::make_index_sequence<PASS_ROWS>());
 
-// Rows first .. end with one panel, in passes of nearly equal size.
+// Multiplies rows first .. end - 1 with one panel, in passes of nearly equal size.
 void unit(const Linear &w, int64_t panel, const Rows &rows, const Prepared &prepared, int64_t first, int64_t end,
           Into into, bool has_next) {
     alignas(64) float sums[PASS_ROWS * PANEL];
@@ -55,16 +55,16 @@ void prepare(Team *team, const Linear &w, const Rows &rows, Prepared &prepared) 
     run_parts(team, part_of);
 }
 
-// Bytes of a panel of bfloat16.
+// The bytes of a panel as bfloat16.
 int64_t wide_bytes(const Linear &w) { return PANEL * w.inputs * 2; }
 
-// A weight in the kind that it is multiplied in.
+// The weight with the kind in which it is multiplied.
 Linear as_multiplied(Linear w) {
     if (w.kind == FP8 && !HAS_FP8_PANELS) w.kind = BFLOAT16;
     return w;
 }
 
-// Panels from .. to - 1 with the rows of one group, chunk by chunk.
+// Multiplies panels from .. to - 1 with the rows of one group, chunk by chunk.
 void multiply_panels(const RowGroup &group, int64_t from, int64_t to, const Rows &rows, const Prepared &prepared,
                      Into into) {
     [[maybe_unused]] const TaskState state;
@@ -87,7 +87,7 @@ void multiply_panels(const RowGroup &group, int64_t from, int64_t to, const Rows
     }
 }
 
-// Whether rows are prepared alike for all groups, and multiplied panel by panel.
+// Whether all groups need the same preparation of rows and are multiplied panel by panel.
 bool are_alike(const std::vector<RowGroup> &groups) {
     const Linear &first = *groups.front().w;
     return std::all_of(groups.begin(), groups.end(), [&](const RowGroup &each) {

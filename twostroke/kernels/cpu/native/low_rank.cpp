@@ -9,12 +9,12 @@ namespace {
 
 constexpr int64_t MOST_RANK = 512;
 constexpr int64_t TASK_ROWS = 4;
-constexpr int TOGETHER = 4;  // sums side by side, so that none waits for the one before
+constexpr int TOGETHER = 4;  // independent sums, so that none waits for the one before
 static_assert(SIDE_BY_SIDE % simd::W == 0, "a vector of outputs never crosses the end of 16");
 
 const BFloat16 *plain(const uint16_t *at) { return (const BFloat16 *)at; }
 
-// K of t [rank] = A x * scale, from `first` on.
+// Computes K numbers of t [rank] = A x * scale, from `first` on.
 template <int K>
 void shrink_some(const LowRank &w, const BFloat16 *x, int64_t first, float *t) {
     const BFloat16 *a = plain(w.a) + first * w.inputs;
@@ -44,7 +44,7 @@ void add_to(T *y, simd::F sum, int count) {
     simd::store_up_to(y, simd::add(simd::load_up_to(y, count), sum), count);
 }
 
-// y += B t, in the place that `added` names.
+// y += B t, at the columns of `added`.
 template <class T>
 void expand(const LowRank &w, const float *t, const AddedPart &added, T *y) {
     constexpr int VECTORS = SIDE_BY_SIDE / simd::W;

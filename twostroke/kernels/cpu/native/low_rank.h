@@ -1,6 +1,6 @@
 // What LoRA adapters add to a product: y += (x A^T) B^T for the rows of each adapter, and nothing for the others.
 //
-// A row's sums have an order of their own: they depend neither on the rows beside it nor on the number of threads.
+// The order of a row's sums is fixed: they depend neither on other rows nor on the number of threads.
 
 #pragma once
 

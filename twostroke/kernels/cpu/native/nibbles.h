@@ -1,7 +1,7 @@
 // Pages of 4-bit numbers: a number n of 0..15 stands for center + scale * (n - 7.5). One block is one piece.
 //
 // One head's keys have a scale and a center per channel over the block's tokens, its values per token and group of
-// channels. Its block lies in memory as
+// channels. In memory, its block is
 //   keys: words [head_dim / 8, PIECE], scales [head_dim], centers [head_dim],
 //   values: words [PIECE / 8, head_dim], scales [groups, PIECE], centers [groups, PIECE],
 // scales and centers as Float16. A word of 32 bits holds eight numbers, of dimensions of a key or of tokens' values: the
@@ -21,12 +21,12 @@ constexpr int PER_NIBBLE_WORD = 8;
 constexpr int VALUE_GROUP = 32;  // channels of a value that share a scale
 constexpr int MAX_NIBBLE_DIM = 256;
 constexpr int MAX_GROUPS = MAX_NIBBLE_DIM / VALUE_GROUP;
-// Of one head's block: numbers, and two halves for each channel of keys, and for each group of each token's values.
+// One head's block: numbers, and two Float16 for each channel of keys, and for each group of each token's values.
 constexpr int MAX_NIBBLE_BYTES = PIECE * MAX_NIBBLE_DIM + 4 * (MAX_NIBBLE_DIM + PIECE * MAX_GROUPS);
 
 inline int value_groups(int dim) { return (dim + VALUE_GROUP - 1) / VALUE_GROUP; }
 
-// Where the parts of one head's block begin.
+// The starts of the parts of one head's block.
 struct NibbleBlock {
     const uint32_t *keys;
     const Float16 *key_scales, *key_centers;
@@ -45,7 +45,7 @@ struct NibbleBlock {
 // The bits of number i of a word.
 constexpr int nibble_shift(int i) { return i % 2 * 16 + i / 2 * 4; }
 
-// Some numbers that share a scale: what they are scaled by, and what becomes of each.
+// The scale and center of some numbers, and the 4-bit number of each.
 class NibbleScale {
   public:
     NibbleScale(float lowest, float highest) {
@@ -83,7 +83,7 @@ class NibbleScale {
     float inverse_, base_;
 };
 
-// Element d of a token's key, or value, in a piece.
+// Element d of a token's key or value in a piece.
 template <class T>
 inline T key_in(const T *piece, int64_t token, int64_t d) {
     constexpr int N = PER_WORD<T>;
@@ -103,7 +103,7 @@ inline float as_float(Float16 x) {
     return one;
 }
 
-// Numbers lowest..highest of `count` values that `at` returns.
+// The scale of `count` values that `at` returns.
 template <class At>
 NibbleScale scale_of(int count, At at) {
     float lowest = at(0), highest = lowest;
@@ -114,8 +114,8 @@ NibbleScale scale_of(int count, At at) {
     return {lowest, highest};
 }
 
-// What one head stores of a whole block, from the exact pieces of its keys and values. It is made aside: ranks that share
-// the head all store the same bytes, while the others may read them already.
+// Stores a whole block of one head, from the exact pieces of its keys and values. The bytes are made in separate memory
+// first: ranks that have the same head all store the same bytes, and the others may read them already.
 template <class T>
 void quantise_block(const T *keys, const T *values, int dim, char *head) {
     alignas(64) char made[MAX_NIBBLE_BYTES];

@@ -1,9 +1,9 @@
-// The order of keys and values inside a page: such that products read them as they lie, vector by vector.
+// The order of keys and values inside a page: products read them in place, vector by vector.
 //
-// A page of at least PIECE tokens is cut into pieces of PIECE tokens for each kv head. A piece of keys is
-// [words of a head, PIECE], a piece of values [words of a piece, head_dim]. A word is what one multiply-add takes: an
-// element, or a pair of bfloat16 or of bytes (of two dimensions of a key, of two tokens' values). Shorter pages hold
-// plain rows. Scales lie behind all numbers of a head's keys, or values: one float per token of the block, in order.
+// A page whose block is a multiple of PIECE tokens is cut into pieces of PIECE tokens for each kv head. A piece of keys
+// is [words of a head, PIECE], a piece of values [words of a piece, head_dim]. A word is what one multiply-add takes:
+// an element, or a pair of bfloat16 or of bytes (of two dimensions of a key, of two tokens' values). Other pages hold
+// plain rows. Scales lie after all numbers of a head's keys, or values: one float per token of the block, in order.
 
 #pragma once
 
@@ -15,8 +15,8 @@
 namespace twostroke {
 
 constexpr int PIECE = 16;             // tokens
-constexpr int SPLIT = 256;            // tokens that are summed up on their own
-constexpr int PIECES = SPLIT / PIECE;  // of a split
+constexpr int SPLIT = 256;            // tokens that are summed up separately
+constexpr int PIECES = SPLIT / PIECE;  // pieces of a split
 
 template <class T>
 inline constexpr int PER_WORD = 1;
@@ -34,7 +34,7 @@ inline constexpr bool HAS_SCALES = sizeof(T) == 1;
 
 inline bool has_pieces(int64_t block) { return block % PIECE == 0; }
 
-// One token's key, or its value, into its column of a piece.
+// Puts one token's key, or its value, into its column of a piece.
 template <class T>
 void put_key(const T *row, int64_t dim, int64_t token, T *piece) {
     constexpr int N = PER_WORD<T>;
@@ -47,7 +47,7 @@ void put_value(const T *row, int64_t dim, int64_t token, T *piece) {
     for (int64_t d = 0; d < dim; d++) to[d * N] = row[d];
 }
 
-// The first `count` values of a piece, and zeros behind them.
+// Copies the first `count` values of a piece, followed by zeros.
 template <class T>
 void copy_values(const T *piece, int count, int64_t dim, T *copy) {
     constexpr int N = PER_WORD<T>;

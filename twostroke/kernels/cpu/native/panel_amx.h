@@ -1,9 +1,10 @@
 // Products of rows with one panel by the tiles of AMX.
 //
-// A panel lies as tiles are read: 16 lines of 32 inputs (64 of int8) are two tiles of 16 outputs. Every number of rows
-// goes through tiles. Intel's manual and its guide to intrinsics disagree on the order in which `tdpbf16ps` adds up
-// (even and odd inputs apart, or pair by pair), and in neither is it that of `vdpbf16ps`. Yet a tile's row depends on no
-// other, so a row has the same bits in every batch only if all of its sums are made by tiles.
+// A panel is stored in the order in which tiles are read: 16 lines of 32 inputs (64 of int8) are two tiles of 16
+// outputs. Tiles multiply every number of rows. Intel's manual and its guide to intrinsics disagree on the order in
+// which `tdpbf16ps` adds up (even and odd inputs separately, or pair by pair), and neither order is that of
+// `vdpbf16ps`. Yet a tile's row does not depend on other rows. So a row has the same bits in every batch only if tiles
+// make all of its sums.
 
 #pragma once
 
@@ -14,11 +15,11 @@
 namespace twostroke {
 
 constexpr int64_t TILE = 16;              // rows of a tile, each of 64 bytes
-constexpr int64_t PASS_ROWS = 2 * TILE;   // times a panel's two halves: four tiles of sums, and four for what is multiplied
-constexpr bool HAS_FP8_PANELS = false;  // they are made bfloat16
-constexpr int64_t SPARE_ROWS = TILE - 1;  // that the last tile reads past the last row; their sums are dropped
+constexpr int64_t PASS_ROWS = 2 * TILE;   // with a panel's two halves: four tiles of sums, and four of factors
+constexpr bool HAS_FP8_PANELS = false;  // they are widened to bfloat16
+constexpr int64_t SPARE_ROWS = TILE - 1;   // rows that the last tile reads past the last one; their sums are dropped
 
-// Every tile is whole: rows and inputs are filled up.
+// Every tile is whole: rows and inputs are padded.
 struct alignas(64) TileShapes {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
@@ -26,7 +27,7 @@ struct alignas(64) TileShapes {
 };
 inline constexpr TileShapes TILE_SHAPES;
 
-// A thread has its tiles for one task only, since the system saves them whenever it stops the thread.
+// A thread configures tiles for one task only, since the system saves them whenever it stops the thread.
 struct TaskState {
     TaskState() { _tile_loadconfig(&TILE_SHAPES); }
     ~TaskState() { _tile_release(); }
@@ -73,7 +74,7 @@ void store_tiles(void *sums) {
     }
 }
 
-// Sums of one or two tiles of rows with one panel, into sums [32][32].
+// Multiplies one or two tiles of rows with one panel, into sums [32][32].
 template <bool HAS_TWO>
 void multiply_bfloat16(const Linear &w, int64_t panel, const uint8_t *x, int64_t x_bytes, const Ahead &ahead,
                        bool is_only_pass, float *sums) {
@@ -89,7 +90,7 @@ void multiply_bfloat16(const Linear &w, int64_t panel, const uint8_t *x, int64_t
         add_bfloat16<HAS_TWO>(here, x + step * 4, x_bytes);
     }
     if (whole < steps) {
-        alignas(64) char rest[TILE * 2 * LINE] = {};  // what follows in memory may be anything: not even a number
+        alignas(64) char rest[TILE * 2 * LINE] = {};  // what follows in memory may be NaN
         std::memcpy(rest, weights + whole * 2 * LINE, size_t((steps - whole) * 2 * LINE));
         asm volatile("" ::: "memory");  // the compiler does not know that tiles read it
         add_bfloat16<HAS_TWO>(rest, x + whole * 4, x_bytes);
@@ -97,7 +98,8 @@ void multiply_bfloat16(const Linear &w, int64_t panel, const uint8_t *x, int64_t
     store_tiles<HAS_TWO>(sums);
 }
 
-// The same with int8 weights and activations: a group is one tile, exact, and float32 across groups, as by AVX-512.
+// Does the same with int8 weights and activations. A group is one tile, with exact sums; groups are added in float32,
+// as by AVX-512.
 template <bool HAS_TWO>
 void multiply_int8(const Linear &w, int64_t panel, const uint8_t *x, const float *x_scales, int64_t rows,
                    const Ahead &ahead, bool is_only_pass, float *sums) {
@@ -109,7 +111,7 @@ void multiply_int8(const Linear &w, int64_t panel, const uint8_t *x, const float
         const char *here = weights + group * TILE * 2 * LINE;
         const int64_t facts = (panel * groups + group) * PANEL;
         bring_tiles(ahead, group * TILE, here, is_only_pass);
-        _tile_loadd(0, w.sums + facts, 0);  // every row begins with the same
+        _tile_loadd(0, w.sums + facts, 0);  // every row starts with the same sums
         _tile_loadd(1, w.sums + facts + LANES, 0);
         _tile_loadd(4, x + group * GROUP, w.inputs);
         _tile_loadd(6, here, 2 * LINE);
@@ -136,7 +138,7 @@ void multiply_int8(const Linear &w, int64_t panel, const uint8_t *x, const float
     }
 }
 
-// bfloat16 is filled up with zeros to whole tiles.
+// Rows of bfloat16 are padded with zeros to whole tiles.
 inline int64_t prepared_bytes(const Linear &w) {
     return w.kind == INT8 ? w.inputs : (w.inputs * 2 + LINE - 1) / LINE * LINE;
 }
@@ -155,7 +157,7 @@ void multiply(const Linear &w, int64_t panel, const Rows &, const Prepared &prep
     constexpr bool HAS_TWO = R > TILE;
     const Ahead ahead = ahead_of(w, panel, pass);
     const uint8_t *x = prepared.values.data() + first * prepared_bytes(w);
-    asm volatile("" ::: "memory");  // what was prepared is in memory before tiles read it
+    asm volatile("" ::: "memory");  // prepared rows are in memory before tiles read them
     if (w.kind == INT8) {
         const float *scales = prepared.scales.data() + first * (w.inputs / GROUP);
         return multiply_int8<HAS_TWO>(w, panel, x, scales, R, ahead, pass.count == 1, sums);

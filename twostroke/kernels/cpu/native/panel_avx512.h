@@ -8,11 +8,11 @@
 
 namespace twostroke {
 
-constexpr int64_t SPARE_ROWS = 0;  // of what is prepared: none is read
-constexpr int64_t PASS_ROWS = 12;  // as many as registers hold sums for
-constexpr bool HAS_FP8_PANELS = false;  // they are made bfloat16
+constexpr int64_t SPARE_ROWS = 0;  // no row past the last one is read
+constexpr int64_t PASS_ROWS = 12;  // as many rows as registers hold sums for
+constexpr bool HAS_FP8_PANELS = false;  // they are widened to bfloat16
 
-struct TaskState {};  // of a task that multiplies: none
+struct TaskState {};  // tasks have no state
 
 inline __m512i broadcast4(const void *at) {
     int32_t bits;
@@ -20,7 +20,7 @@ inline __m512i broadcast4(const void *at) {
     return _mm512_set1_epi32(bits);
 }
 
-// Sums of R rows with one panel, into sums [R][32].
+// Multiplies R rows with one panel, into sums [R][32].
 template <int R, bool IS_ONLY_PASS>
 void multiply_bfloat16(const Linear &w, int64_t panel, const uint16_t *x, int64_t x_stride, const Ahead &ahead, float *sums) {
     const char *weights = (const char *)w.panels + panel * PANEL * w.inputs * 2;
@@ -46,12 +46,12 @@ void multiply_bfloat16(const Linear &w, int64_t panel, const uint16_t *x, int64_
     }
 }
 
-// The intrinsic of the same makes GCC 12 copy every sum before it is added to.
+// Assembly, because with the intrinsic GCC 12 copies every sum before it is added to.
 inline void add_dots(__m512i &sum, __m512i x, __m512i w) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
 }
 
-// The same with int8 weights and activations: exact within a group, float32 across groups.
+// Does the same with int8 weights and activations: exact within a group, float32 across groups.
 template <int R, bool IS_ONLY_PASS>
 void multiply_int8(const Linear &w, int64_t panel, const uint8_t *x, const float *x_scales, const Ahead &ahead, float *sums) {
     const int64_t groups = w.inputs / GROUP;
@@ -85,7 +85,7 @@ void multiply_int8(const Linear &w, int64_t panel, const uint8_t *x, const float
             add_scaled(sums + r * PANEL, low[r], _mm512_mul_ps(scale, left_scale));
             add_scaled(sums + r * PANEL + LANES, high[r], _mm512_mul_ps(scale, right_scale));
         }
-        asm volatile("" ::: "memory");  // keeps sums out of registers, which are all wanted for the dots
+        asm volatile("" ::: "memory");  // keeps sums out of registers, since the dots need all of them
     }
 }
 
@@ -101,8 +101,8 @@ void multiply_as(const Linear &w, int64_t panel, const Rows &rows, const Prepare
     multiply_int8<R, IS_ONLY_PASS>(w, panel, x, scales, ahead, sums);
 }
 
-// As few as there can be, but two where one would be longer than bringing the panel from memory: a second one's reads
-// are from the cache, and it has time to bring the next panel.
+// As few passes as possible, but two where a single one would take longer than reading the panel from memory. The
+// second one reads the panel from the cache, and has time to prefetch the next panel.
 inline int64_t passes_of(int64_t rows) {
     return std::max((rows + PASS_ROWS - 1) / PASS_ROWS, int64_t(rows < 8 ? 1 : 2));
 }
@@ -115,7 +115,7 @@ void multiply(const Linear &w, int64_t panel, const Rows &rows, const Prepared &
     multiply_as<R, false>(w, panel, rows, prepared, first, ahead, sums);
 }
 
-// bfloat16 is multiplied as it lies in the rows.
+// Rows of bfloat16 need no preparation.
 inline int64_t prepared_bytes(const Linear &w) { return w.kind == INT8 ? w.inputs : 0; }
 
 inline void prepare_row(const Linear &w, const uint16_t *x, uint8_t *values, float *scales) {

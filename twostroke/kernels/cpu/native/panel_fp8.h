@@ -1,8 +1,8 @@
-// Products of rows with one panel of FP8 (e4m3) by float32 lanes, where no instruction multiplies bfloat16.
+// Products of rows with one panel of FP8 (e4m3) in float32 lanes, where no instruction multiplies bfloat16.
 //
-// Numbers become floats by shifts alone, 2^-120 of what they stand for: those too small for a normal exponent then are so
-// in float32, too. Inputs are multiplied by 2^60 when they are prepared, and the sum of a group by the other 2^60 and its
-// scale. Nothing of that rounds: a group's sum is that of its exact numbers, one input after the other.
+// Only shifts turn numbers into floats, which are 2^-120 times the numbers: those that are subnormal then are so in
+// float32, too. Inputs are multiplied by 2^60 when they are prepared, and the sum of a group by the other 2^60 and its
+// scale. None of that rounds: a group's sum is that of its exact numbers, one input after the other.
 
 #pragma once
 
@@ -14,9 +14,9 @@
 
 namespace twostroke {
 
-constexpr float FP8_HALF_WAY = 0x1p60f;  // of inputs, and of scales
+constexpr float FP8_HALF_WAY = 0x1p60f;  // factor on inputs, and on scales
 
-// The numbers of one input of each output: byte PART of the words.
+// The numbers of one input for each output: byte PART of the words.
 template <int PART>
 inline simd::F fp8_numbers(simd::I words) {
     constexpr int32_t SIGN_EXPONENT_FRACTION = int32_t(0x87f00000);
@@ -24,7 +24,7 @@ inline simd::F fp8_numbers(simd::I words) {
                                            SIGN_EXPONENT_FRACTION));
 }
 
-// The products of one input with V vectors from `at` on, added to the sums of R rows.
+// Adds the products of one input with V vectors from `at` on to the sums of R rows.
 template <int PART, int R, int V>
 inline void add_fp8(const char *at, const float *x, int64_t x_stride, simd::F (&sums)[R][V]) {
     simd::F w[V];
@@ -38,7 +38,7 @@ inline void add_fp8(const char *at, const float *x, int64_t x_stride, simd::F (&
     }
 }
 
-// Sums of R rows with V vectors of a panel, from output `column` on, into sums [R][32].
+// Multiplies R rows with V vectors of a panel, from output `column` on, into sums [R][32].
 template <int R, int V, bool IS_FIRST_PASS, class Bring>
 void multiply_fp8(const Linear &w, int64_t panel, int column, const float *x, float *to, Bring bring) {
     const char *weights = (const char *)w.panels + panel * w.inputs * PANEL + column * 4;

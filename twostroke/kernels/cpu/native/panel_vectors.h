@@ -1,4 +1,4 @@
-// Products of rows with one panel by the vectors of `simd.h`, whatever their width.
+// Products of rows with one panel by the vectors of `simd.h`, for every width.
 //
 // Where no instruction multiplies bfloat16, both sides are widened to float32 lanes. Where none multiplies int8, it is
 // multiplied as int16, two products to a word, which gives the same integers.
@@ -14,25 +14,25 @@
 namespace twostroke {
 
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int MOST_SUMS = 24;  // vectors, of the 32 registers
+constexpr int MOST_SUMS = 24;  // vectors of sums, out of 32 registers
 #else
-constexpr int MOST_SUMS = 12;  // of 16
+constexpr int MOST_SUMS = 12;  // out of 16
 #endif
 constexpr int64_t PASS_ROWS = MOST_SUMS / 2;
-constexpr int64_t SPARE_ROWS = 0;          // of what is prepared: none is read
-constexpr int64_t STEP_BYTES = PANEL * 4;  // of a panel: one word of each output
-constexpr int64_t AHEAD = 8192;            // bytes that the first pass over a panel is ahead of its reading
+constexpr int64_t SPARE_ROWS = 0;          // no row past the last one is read
+constexpr int64_t STEP_BYTES = PANEL * 4;  // bytes of a panel in a step: one word for each output
+constexpr int64_t AHEAD = 8192;            // bytes that the first pass over a panel prefetches ahead
 
 #if defined(SIMD_HAS_PAIRS)
-constexpr bool HAS_FP8_PANELS = false;  // they are made bfloat16
+constexpr bool HAS_FP8_PANELS = false;  // they are widened to bfloat16
 #else
 constexpr bool HAS_FP8_PANELS = true;
 #endif
 
-struct TaskState {};  // of a task that multiplies: none
+struct TaskState {};  // tasks have no state
 
-// The vectors of a panel that are summed side by side: all of them for a few rows, whose sums would otherwise wait for
-// each other, and then as many as leave registers for every row.
+// The number of a panel's vectors that are summed side by side. For a few rows these are all vectors, because fewer
+// sums would wait for each other; for more rows, as many as leave registers for every row.
 constexpr int vectors_of(int rows) {
     int vectors = int(PANEL) / simd::W;
     while (vectors > 2 && rows * vectors > MOST_SUMS - 4) vectors /= 2;
@@ -48,7 +48,7 @@ inline void bring(const char *here) {
 // One word of weights is two bfloat16 or four int8. It is multiplied in parts, each of which adds to all sums.
 #if defined(SIMD_HAS_PAIRS)
 struct BFloat16Parts {
-    using Input = int32_t;  // a pair as it lies
+    using Input = int32_t;  // a pair of bfloat16
     static constexpr int COUNT = 1;
     static simd::F weight(simd::I words, int) { return simd::as_floats(words); }
     static simd::F factor(Input pair) { return simd::as_floats(simd::set1_word(pair)); }
@@ -66,7 +66,8 @@ struct BFloat16Parts {
 };
 #endif
 
-// Inputs of a word are `COUNT` words: of int16, one has the first and the third, the next the second and the fourth.
+// The inputs of a word of weights become `COUNT` words. As int16, one word has the first and the third input, the next
+// the second and the fourth.
 #if defined(SIMD_HAS_DOTS)
 struct Int8Parts {
     static constexpr int COUNT = 1;
@@ -88,7 +89,7 @@ struct Int8Parts {
 };
 #endif
 
-// Sums of R rows with V vectors of a panel from `weights` on, into sums [R][32].
+// Multiplies R rows with V vectors of a panel from `weights` on, into sums [R][32].
 template <int R, int V, bool IS_FIRST_PASS>
 void multiply_bfloat16(const char *weights, int64_t steps, const BFloat16Parts::Input *x, float *to) {
     constexpr int PARTS = BFloat16Parts::COUNT;
@@ -116,8 +117,8 @@ void multiply_bfloat16(const char *weights, int64_t steps, const BFloat16Parts::
     for (int i = 0; i < R * V; i++) simd::store(to + i / V * PANEL + i % V * simd::W, sums[i / V][i % V]);
 }
 
-// The same with int8 weights and activations: exact within a group, float32 across groups. `scales` are the weights', as
-// the panel lies from `weights` on.
+// Does the same with int8 weights and activations: exact within a group, float32 across groups. `scales` are those of
+// the weights from `weights` on.
 template <int R, int V, bool IS_FIRST_PASS>
 void multiply_int8(const char *weights, const float *scales, int64_t groups, const int32_t *x, const float *x_scales,
                    float *to) {
@@ -155,7 +156,7 @@ void multiply_int8(const char *weights, const float *scales, int64_t groups, con
     }
 }
 
-// A row's inputs, as they are multiplied.
+// The bytes of a row's inputs in the form in which they are multiplied.
 inline int64_t prepared_bytes(const Linear &w) {
     if (w.kind == INT8) return w.inputs / 4 * Int8Parts::COUNT * 4;
     return w.inputs / 2 * BFloat16Parts::COUNT * 4;

@@ -1,5 +1,6 @@
-// Kernels that most workers never call, as libraries of their own: each is compiled and loaded when something first needs
-// it. The folder of a part holds its sources, which are compiled with those of `SHARED` in `twostroke/kernels/cpu/build.py`.
+// Kernels that most workers never call, in separate libraries. Each is compiled and loaded when something first needs
+// it. The folder of a part holds its sources, which are compiled with those of `SHARED` in
+// `twostroke/kernels/cpu/build.py`.
 
 #pragma once
 
@@ -10,7 +11,7 @@
 
 namespace twostroke {
 
-// What parts bring; null until the part is loaded, before which nothing may call it.
+// The functions of parts. They are null until the part is loaded, and nothing may call them before.
 struct Parts {
     decltype(&twostroke::attend_bytes) attend_bytes;
     decltype(&twostroke::attend_nibbles) attend_nibbles;
@@ -23,5 +24,5 @@ struct Parts {
 
 }  // namespace twostroke
 
-// Every part exports it: it enters its functions.
+// Every part exports it. It sets the part's functions.
 TWOSTROKE_EXPORT void twostroke_join(twostroke::Parts *parts);

@@ -8,11 +8,11 @@
 namespace twostroke {
 namespace {
 
-constexpr double TASKS_PER_PART = 3;  // so that threads which start late or run slowly leave work to the others
-constexpr double READING_ROWS = 3;    // reading keys and values costs about what this many rows do
+constexpr double TASKS_PER_PART = 3;  // so that others can take over work of threads that start late or run slowly
+constexpr double READING_ROWS = 3;    // reading keys and values costs about as much as this many rows
 
-// Blocks of query tokens, each for all heads and its whole context: what is then cut further. Where rows see their own
-// page exact, all of a block see the same one.
+// Returns blocks of query tokens, each for all heads and its whole context, to be cut further. Where rows attend to
+// their own page's exact numbers, all rows of a block attend to the same page.
 std::vector<Task> blocks_of(const AttentionStep &step, const AttentionRule &rule) {
     const int64_t groups = step.heads / step.kv_heads, longest = std::max<int64_t>(1, BLOCK_ROWS / groups);
     std::vector<Task> blocks;

@@ -1,4 +1,4 @@
-// What each kernel of a forward pass took, and what it had to read and compute, for callers who profile.
+// Records the time of each kernel of a forward pass, and what it had to read and compute, while a profile is taken.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace twostroke {
 
-// Named by `KERNELS` of twostroke/observability/profiler.py, in this order.
+// The kinds of kernels, in the order of `KERNELS` of twostroke/observability/profiler.py.
 enum class KernelKind : int32_t {
     EMBEDDING, NORM, QKV, HEAD_NORM, STORE, ATTENTION, OUTPUT, GATED, DOWN, HEAD,
     ROUTER, EXPERTS_GATED, EXPERTS_DOWN, EXPERTS_SUM,
@@ -56,7 +56,7 @@ struct KernelRecords {
     }
 };
 
-// Weights are read once. Activations lie in caches: they count where there is nothing else to read.
+// Weights are read once. Activations are in caches, and count only where nothing else is read.
 inline Work work_of(const Linear &w, int64_t rows) {
     const double weights = double(w.inputs) * double(w.outputs) * (w.is_gated ? 2 : 1);
     const double bits = w.kind == BFLOAT16 ? 16 : w.kind == INT8 ? 8 : w.layout.bits;
@@ -64,7 +64,7 @@ inline Work work_of(const Linear &w, int64_t rows) {
     return {weights * bits / 8 + rest.bytes, 2 * weights * double(rows) + rest.operations};
 }
 
-// Products of groups of rows, each with weights of its own, which are read once.
+// Products of groups of rows, each with its own weights, which are read once.
 inline Work work_of(const std::vector<RowGroup> &groups) {
     Work sum{0, 0};
     for (const RowGroup &group : groups) {
@@ -74,7 +74,7 @@ inline Work work_of(const std::vector<RowGroup> &groups) {
     return sum;
 }
 
-// Weights of an adapter are read once, however many rows have it.
+// Weights of an adapter are read once, however many rows use it.
 inline Work work_of(const RowAdapter *of_row, int64_t layer, std::initializer_list<AddedPart> parts, int64_t rows) {
     Work sum{0, 0};
     for (const AddedPart &added : parts) {
@@ -107,7 +107,8 @@ inline double token_bytes(Form form, int64_t dim) {
     }
 }
 
-// Every key and value of a sequence, or its latents, are read once; a query and a key, or weights and values, are 2 * dim.
+// Every key and value of a sequence, or every latent, is read once. A query with a key, and a weight with a value, take
+// 2 * dim operations each.
 inline Work work_of_attention(const AttentionStep &step) {
     double context = 0, pairs = 0;
     for (int64_t sequence = 0; sequence < step.sequences; sequence++) {

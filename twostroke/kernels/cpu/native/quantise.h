@@ -1,6 +1,7 @@
-// From numbers to numbers of one byte and a scale, or to other floats: what is written into pages.
+// Rounds numbers for pages: to numbers of one byte and a scale, or to other floats.
 //
-// Each step is one rounding that `kernels/page_pool.py` repeats, so that all variants and torch write the same bits.
+// Each step is one rounding that `kernels/pools/page_pool.py` repeats, so that all variants and torch write the same
+// bits.
 
 #pragma once
 
@@ -24,7 +25,8 @@ inline float float_of(uint32_t bits) {
 
 constexpr float SMALLEST_PEAK = 1e-30f;  // rows below it are zero: the inverse of their scale would overflow
 
-// Rounds to a multiple of the last digit of MAGIC, ties to even: |x| is far below it. The digits of what comes out.
+// Rounds x to a multiple of magic's last digit, ties to even, and returns it in these units. |x| must be far below
+// magic.
 template <int EXPONENT>
 inline int32_t rounded_digits(float x) {
     const float magic = 1.5f * float(1ull << EXPONENT);
@@ -33,7 +35,7 @@ inline int32_t rounded_digits(float x) {
 
 inline void encode(float x, Int8 &to) { to.bits = int8_t(rounded_digits<23>(x)); }
 
-// Floats of one byte: FRACTION bits of fraction, and exponents from 1 - BIAS on. |x| rounds to a finite one.
+// Floats of one byte: FRACTION bits of fraction, and exponents from 1 - BIAS on. |x| must round to a finite one.
 template <int FRACTION, int BIAS>
 inline uint8_t to_small_float(float x) {
     constexpr int DROPPED = 23 - FRACTION;
@@ -54,10 +56,10 @@ inline constexpr float LARGEST<Fp8E4M3> = 448.0f;
 template <>
 inline constexpr float LARGEST<Fp8E5M2> = 57344.0f;
 
-// One token's key or value [dim] as numbers of one byte; their scale is returned.
+// Rounds one token's key or value [dim] to numbers of one byte, and returns their scale.
 template <class Number>
 inline float quantise(const float *row, int64_t dim, Number *to) {
-    uint32_t highest = 0;  // as integers, so that what is no number is the highest
+    uint32_t highest = 0;  // compared as integers, so that NaN is the highest
     for (int64_t d = 0; d < dim; d++) highest = std::max(bits_of(row[d]) & 0x7fffffff, highest);
     const float peak = float_of(highest);
     const bool is_zero = peak < SMALLEST_PEAK;

@@ -9,11 +9,11 @@
 namespace twostroke {
 namespace {
 
-constexpr int SPINS = 2000;  // some ten microseconds: a sleep and a call take as long. Ranks may share a core
-constexpr int64_t LOOK_NS = SECOND_NS / 100;  // between two looks at whether somebody has ended all waits
-constexpr int64_t PART_BYTES = 64 << 10;  // of a rank's values: less is done sooner than a second thread has begun
+constexpr int SPINS = 2000;  // some ten microseconds, as long as a sleep and a call take. Ranks may share a core
+constexpr int64_t LOOK_NS = SECOND_NS / 100;  // between two checks whether all waits were ended
+constexpr int64_t PART_BYTES = 64 << 10;  // of a rank's values: fewer are done before a second thread has started
 
-// f(first, count) for parts of `count` values of `size` bytes, on as many threads as that is worth.
+// Calls f(first, count) for parts of `count` values of `size` bytes, on as many threads as are useful.
 template <class F>
 void in_parts(Team *team, int64_t count, int64_t size, F f) {
     const int64_t each = PART_BYTES / size;
@@ -70,7 +70,7 @@ Met RankGroup::add_partials(Team *team, float *values, int64_t count) {
 
 Met RankGroup::gather(const char *from, int64_t rows, int64_t row_bytes, int64_t whole_bytes, char *into) {
     const int64_t own_bytes = rows * row_bytes;
-    int64_t most_bytes = rows > 0 ? 1 : 0;  // of a rank; each comes to the first round, and learns it there
+    int64_t most_bytes = rows > 0 ? 1 : 0;  // of a rank; every rank takes part in the first round, and learns it there
     for (int64_t done = 0; done < most_bytes; done += slot_bytes_) {
         if (done < own_bytes) std::memcpy(slot(rank_), from + done, size_t(std::min(slot_bytes_, own_bytes - done)));
         if (const Met met = meet({rows, own_bytes}); met != Met::ALL) return met;
@@ -111,7 +111,7 @@ Met RankGroup::meet() {
     return Met::ALL;
 }
 
-// Ends a round's filling; the round's slots are read before `round_` goes on.
+// Ends the filling of a round. The round's slots are read before `round_` is increased.
 Met RankGroup::meet(const Posted &posted) {
     RankCell &own = cells_[rank_];
     own.posted[round_ & 1] = posted;
@@ -141,7 +141,7 @@ bool RankGroup::wait_for(RankCell &cell) {
     return has_arrived(cell);
 }
 
-// Who looked just before this goes to sleep nevertheless, and looks again when LOOK_NS have passed.
+// A rank that checked just before this still goes to sleep, and checks again after LOOK_NS.
 void RankGroup::abort() {
     header_->aborted.store(1, std::memory_order_seq_cst);
     for (int rank = 0; rank < ranks_; rank++) wake(cells_[rank].arrived);

@@ -1,9 +1,10 @@
-// What the ranks of one worker share: processes of one host that each compute a part of every layer.
+// The memory that the ranks of one worker share: processes of one host that each compute a part of every layer.
 //
-// Their memory holds a cell per rank and, twice, a slot of bytes per rank. In every round each rank fills its slot, says
-// that it has arrived, waits for the others, and reads their slots. Rounds take turns between the two sets of slots: who
-// fills a slot in round n + 2 has seen all arrive in round n + 1, so nobody reads it any more. Sums go over the ranks in
-// their order, in float32, and are rounded once: their bits depend on nothing else, and are the same on all ranks.
+// The memory has a cell per rank and two sets of slots, with a slot of bytes per rank in each. In every round each rank
+// fills its slot, announces that it has arrived, waits for the others, and reads their slots. Rounds alternate between
+// the two sets. A rank that fills a slot in round n + 2 has seen all ranks arrive in round n + 1, so none reads that
+// slot any more. Sums are added in the order of ranks, in float32, and rounded once: their bits depend on nothing else,
+// and are the same on all ranks.
 
 #pragma once
 
@@ -18,20 +19,20 @@ namespace twostroke {
 // Constants of ranks/group.py.
 enum class Met : int32_t {
     ALL = 0,
-    ABORTED = 1,   // somebody has ended all waits
-    MISMATCH = 2,  // another rank has come with other sizes: the ranks are no longer in step
+    ABORTED = 1,   // all waits were ended
+    MISMATCH = 2,  // another rank has other sizes: the ranks are not in step
 };
 
-// How much a rank brings to a round.
+// How much a rank contributes to a round.
 struct Posted {
     int64_t rows, bytes;  // in all rounds of one call
 };
 
 struct alignas(64) RankCell {
-    std::atomic<uint32_t> arrived;   // rounds
-    std::atomic<uint32_t> sleepers;  // who wants to be woken when `arrived` changes; those killed meanwhile stay in it
-    std::atomic<uint64_t> beats;     // by which others see that it is not frozen
-    Posted posted[2];                // by the set of slots
+    std::atomic<uint32_t> arrived;   // number of the last round that it has filled
+    std::atomic<uint32_t> sleepers;  // ranks to be woken when `arrived` changes; those killed meanwhile stay counted
+    std::atomic<uint64_t> beats;     // heartbeats: others see that it is not frozen
+    Posted posted[2];                // one for each set of slots
 };
 
 struct alignas(64) RankHeader {
@@ -42,7 +43,8 @@ static_assert(sizeof(RankCell) == 64 && std::atomic<uint64_t>::is_always_lock_fr
 
 class RankGroup {
   public:
-    // `memory`: zeros before the first rank comes, `bytes_of` them, a multiple of 64 its address; `slot_bytes` as well.
+    // `memory` has `bytes_of` bytes, zeros before the first rank joins. Its address and `slot_bytes` are multiples of
+    // 64.
     RankGroup(void *memory, int rank, int ranks, int64_t slot_bytes)
         : header_((RankHeader *)memory), cells_((RankCell *)(header_ + 1)), slots_((char *)(cells_ + ranks)),
           rank_(rank), ranks_(ranks), slot_bytes_(slot_bytes) {}
@@ -51,21 +53,21 @@ class RankGroup {
         return int64_t(sizeof(RankHeader)) + ranks * int64_t(sizeof(RankCell)) + 2 * ranks * slot_bytes;
     }
 
-    // The sum of all ranks' `values`, in their place. T: float or BFloat16.
+    // Replaces `values` by their sum over all ranks. T: float or BFloat16.
     template <class T>
     Met reduce(Team *team, T *values, int64_t count);
 
-    // Where this rank's next partial sum of `count` numbers is best made, which saves copying it there; null where it is
+    // Memory for this rank's next partial sum of `count` numbers, which saves copying it there; null where the sum is
     // longer than a slot.
     float *partial(int64_t count) const { return count * int64_t(sizeof(float)) <= slot_bytes_ ? (float *)slot(rank_) : nullptr; }
-    // The sum of what all ranks have made there, added to `values`.
+    // Adds the sum of all ranks' partial sums to `values`.
     Met add_partials(Team *team, float *values, int64_t count);
 
-    // `rows` of `row_bytes` of this rank, which may be more or less than the others', and make up `whole_bytes` with
-    // these. Rank 0 gets all ranks' parts of a row side by side at `into`, others pass null.
+    // Gathers `rows` rows. `row_bytes` of each are this rank's, which may be more or fewer than others'; together they
+    // are `whole_bytes`. Rank 0 gets all ranks' parts of a row side by side at `into`; others pass null.
     Met gather(const char *from, int64_t rows, int64_t row_bytes, int64_t whole_bytes, char *into);
 
-    Met meet();  // nothing but the others
+    Met meet();  // only waits for the others
 
     void abort();
     bool is_aborted() const { return header_->aborted.load(std::memory_order_acquire) != 0; }
@@ -88,7 +90,7 @@ class RankGroup {
     char *slots_;
     const int rank_, ranks_;
     const int64_t slot_bytes_;
-    uint32_t round_ = 1;  // the one that is being filled
+    uint32_t round_ = 1;  // the round that is being filled
 };
 
 }  // namespace twostroke

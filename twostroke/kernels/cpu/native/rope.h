@@ -1,4 +1,4 @@
-// Rope: each pair of numbers lies half of what is rotated apart.
+// Rope: the two numbers of a pair lie half of the rotated part apart.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace twostroke {
 
-// y = x rotated; x and y [2 * half] may be the same.
+// Rotates x into y, both [2 * half]; they may be the same.
 template <class T>
 void rotate(const T *x, const float *cosines, const float *sines, int64_t half, T *y) {
     for (int64_t d = 0; d < half; d += simd::W) {

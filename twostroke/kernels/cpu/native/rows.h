@@ -1,7 +1,7 @@
 // The running softmax of some query rows of one sequence and one kv head, over its context split by split.
 //
-// The context is cut into splits of fixed length. Each is summed up on its own and merged into the total in order, so
-// that splits may be computed by different threads and a row's result still is the same to the last bit.
+// The context is cut into splits of fixed length. Each is summed up separately and merged into the total in order. So
+// different threads may compute splits, and a row's result still has the same bits.
 
 #pragma once
 
@@ -12,13 +12,13 @@
 
 namespace twostroke {
 
-constexpr float LOWEST = -1e30f;  // below every score, yet finite: LOWEST - LOWEST is no NaN
+constexpr float LOWEST = -1e30f;  // below every score, yet finite: LOWEST - LOWEST is not NaN
 constexpr float LOG2_E = 1.44269504f;
 
-// Sums of some rows over one split, or over all splits so far. `sums` are the values weighed by 2^(score - peak).
+// Sums of some rows over one split, or over all splits so far. `values` are weighted by 2^(score - peak).
 struct Sums {
     float *peaks;    // [rows]
-    float *weights;  // [rows, W]: lane by lane, added up at the end
+    float *weights;  // [rows, W]: sums of weights lane by lane, added up at the end
     float *values;   // [rows, lanes]
 
     static int64_t floats(int64_t rows, int64_t lanes) { return rows * (1 + simd::W + lanes); }
@@ -53,7 +53,7 @@ struct Sums {
     }
 };
 
-// How a kernel of one dtype sees a step: sizes in the units that its loops count in.
+// The sizes of a step in the units that a kernel of one dtype counts in.
 template <class Math>
 struct Shape {
     int dim, words, row_floats, value_dim, lanes, groups;  // `dim` of a key
@@ -72,9 +72,9 @@ struct Limits {
     int32_t first, end;
 };
 
-// How scores of products become scores of a softmax to the base 2.
+// Turns products of queries and keys into scores of a softmax to the base 2.
 struct Scoring {
-    float softcap, inverse_softcap;  // where there is none, 0
+    float softcap, inverse_softcap;  // 0 without a cap
     float scale;                     // of products, or of capped scores
 
     explicit Scoring(const AttentionRule &rule)
@@ -89,7 +89,7 @@ struct Scoring {
     }
 };
 
-// A row's scores of tokens that it must not see, of a split that begins at `start`, become -infinity.
+// Sets a row's scores of tokens that it must not attend to, in a split that begins at `start`, to -infinity.
 inline void hide(float *scores, const Limits &limits, int64_t start, int count, int columns) {
     const simd::F nothing = simd::set1(-__builtin_inff());
     const int end = int(std::clamp<int64_t>(limits.end - start, 0, count));
@@ -97,11 +97,11 @@ inline void hide(float *scores, const Limits &limits, int64_t start, int count, 
     for (int c = end / simd::W * simd::W; c < columns; c += simd::W)
         simd::store(scores + c, simd::keep_first(simd::load(scores + c), std::max(0, end - c), nothing));
     int c = 0;
-    for (; c + simd::W <= first; c += simd::W) simd::store(scores + c, nothing);  // nobody may have computed these
+    for (; c + simd::W <= first; c += simd::W) simd::store(scores + c, nothing);  // these may not have been computed
     if (c < first) simd::store(scores + c, simd::keep_first(nothing, first - c, simd::load(scores + c)));
 }
 
-// How many of a split's tokens some rows' softmax must look at.
+// How many of a split's tokens the softmax of some rows must read.
 inline int64_t seen_of(const Limits *limits, int rows, int64_t start, int count) {
     int64_t end = 0, first = INT64_MAX;
     for (int r = 0; r < rows; r++) {
@@ -111,20 +111,20 @@ inline int64_t seen_of(const Limits *limits, int rows, int64_t start, int count)
     return first >= start + count ? 0 : std::min<int64_t>(count, end - start);
 }
 
-// The scales of one split's keys, or values: of each piece PIECE of them.
+// The scales of one split's keys, or values: PIECE of them for each piece.
 using Scales = const float *[PIECES];
 
 inline simd::F scales_of(const Scales &scales, int column) {
     return simd::load(scales[column / PIECE] + column % PIECE);
 }
 
-// Scores of numbers become those of the keys that they stand for.
+// Turns the scores of stored numbers into those of the keys that they stand for.
 inline void multiply_scores(float *scores, const Scales &key_scales, int first, int columns) {
     for (int c = first; c < columns; c += simd::W)
         simd::store(scores + c, simd::mul(simd::load(scores + c), scales_of(key_scales, c)));
 }
 
-// The highest score of a row, scaled, from which its weights are counted.
+// The highest score of a row, scaled. Weights are relative to it.
 inline float peak_of(const float *scores, int columns, float scale) {
     simd::F highest = simd::max(simd::load(scores), simd::load(scores + simd::W));
     for (int c = 2 * simd::W; c < columns; c += 2 * simd::W)
@@ -132,8 +132,8 @@ inline float peak_of(const float *scores, int columns, float scale) {
     return std::max(LOWEST, simd::reduce_max(highest) * scale);
 }
 
-// Turns the scores of a row, in place, into weights under their highest, which is returned scaled; adds the weights up in
-// `sum`. Each weight then takes on the scale of its token's value, if there are scales.
+// Turns the scores of a row into weights in place, and returns the highest score, scaled. `sum` gets the sum of the
+// weights. Then each weight is multiplied by the scale of its token's value, if there are scales.
 template <class Math>
 float weigh(float *scores, int columns, float scale, const Scales &value_scales, float *sum) {
     const float peak = peak_of(scores, columns, scale);
@@ -153,28 +153,29 @@ float weigh(float *scores, int columns, float scale, const Scales &value_scales,
     return peak;
 }
 
-// One head's keys and values in a split, and what becomes of them.
+// One head's keys and values in a split, and the sums over them.
 template <class Math>
 struct HeadSplit {
     const float *queries;
-    Pieces<Math> keys, values;  // values of tokens past the count are zero, or their scales are
+    Pieces<Math> keys, values;  // past the count, values or their scales are zero
     Scales key_scales, value_scales;  // where there are any
     Sums sums;
 };
 
-// What of the context of some heads lies in a split, and what each row may see of it.
+// The context of some heads in one split, and the limits of each row.
 template <class Math>
 struct Split {
     static constexpr int MOST_HEADS = 4;
     int64_t start;
     int count;        // of tokens
-    int first_piece;  // no row sees those before it
+    int first_piece;  // no row attends to pieces before it
     int rows, heads;
     const Limits *limits;
     HeadSplit<Math> of[MOST_HEADS];
 };
 
-// f(first row, how many of them) for all `count`, as many at once as a product takes; how many is a constant of f's.
+// Calls f(first row, number of rows) for all `count` rows, as many at once as a product takes. The number is a
+// compile-time constant.
 template <class F>
 inline void by_rows(int count, F f) {
     for (int row = 0; row < count; row += MAX_ROWS) {
@@ -189,7 +190,8 @@ inline void by_rows(int count, F f) {
     }
 }
 
-// Sums of ROWS rows from `row` on over one split. Keys, then values, are read in the order in which pages hold them.
+// Computes the sums of ROWS rows from `row` on over one split. Keys, then values, are read in the order in which pages
+// hold them.
 template <class Math, int ROWS>
 void sum_up(const Shape<Math> &shape, const Split<Math> &split, int row, const Scoring &scoring, Fetch &fetch) {
     const Limits *limits = split.limits + row;
@@ -222,7 +224,7 @@ void sum_up(const Shape<Math> &shape, const Split<Math> &split, int row, const S
                                         shape.value_dim, fetch, split.of[h].sums.from(row, shape.lanes).values, shape.lanes);
 }
 
-// The same for any number of rows.
+// Calls `sum_up` for any number of rows.
 template <class Math>
 void sum_up(const Shape<Math> &shape, const Split<Math> &split, const Scoring &scoring, Fetch &fetch) {
     by_rows(split.rows, [&](int row, auto rows) {
@@ -230,8 +232,8 @@ void sum_up(const Shape<Math> &shape, const Split<Math> &split, const Scoring &s
     });
 }
 
-// What a row's values are multiplied with in the end, given its weights' sum under its peak. The sink, if there is one,
-// takes its part of the softmax here, once: so it changes nothing in how a context is cut into splits.
+// The final factor of a row's values, given the sum of its weights under its peak. The sink, if there is one, takes its
+// part of the softmax here, once. So it has no influence on how a context is cut into splits.
 inline float share_of_values(float total, float peak, const float *sink) {
     if (!sink) return 1.0f / total;
     const float score = *sink * LOG2_E, highest = std::max(peak, score);
@@ -241,7 +243,7 @@ inline float share_of_values(float total, float peak, const float *sink) {
     return powers[0][0] / (total * powers[0][0] + powers[1][0]);
 }
 
-// The finished rows, back in the order of the output.
+// Writes the finished rows in the order of the output.
 template <class Math, class T>
 void write_out(const Shape<Math> &shape, const Sums &sums, int rows, int64_t first_token, int64_t kv_head,
                const Queries &queries, T *out) {

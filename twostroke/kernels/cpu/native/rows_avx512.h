@@ -1,4 +1,4 @@
-// What the panels of AVX-512 and of AMX share: bringing memory closer in time, and int8 activations and their scales.
+// What panels of AVX-512 and of AMX have in common: prefetching, and int8 activations with their scales.
 
 #pragma once
 
@@ -8,10 +8,10 @@
 namespace twostroke {
 
 constexpr int LANES = simd::W;
-constexpr int64_t AHEAD = 8192;  // bytes that a single pass over a panel is ahead of its reading
+constexpr int64_t AHEAD = 8192;  // bytes that a single pass over a panel prefetches ahead
 constexpr int64_t LINE = 64;
 
-// The share of the next panel that one pass over this one brings closer: `lines` per step, of which each reads two.
+// The share of the next panel that one pass over this one prefetches: `lines` lines per step, while a step reads two.
 struct Ahead {
     const char *next = nullptr;
     int64_t lines = 0;
@@ -19,7 +19,7 @@ struct Ahead {
 
 inline int64_t panel_bytes(const Linear &w) { return PANEL * w.inputs * (w.kind == INT8 ? 1 : 2); }
 
-// A single pass has no time to bring the next panel.
+// A single pass has no time to prefetch the next panel.
 inline Ahead ahead_of(const Linear &w, int64_t panel, const Pass &pass) {
     if (pass.count == 1) return {};
     const int64_t steps = panel_bytes(w) / (2 * LINE);
@@ -34,7 +34,7 @@ inline void bring(const Ahead &ahead, int64_t step, const char *here, bool is_on
         __builtin_prefetch(here + AHEAD + LINE);
         return;
     }
-    // GCC 12 takes a loop of nothing but __builtin_prefetch away.
+    // GCC 12 removes a loop that has only __builtin_prefetch.
     for (int64_t line = 0; line < ahead.lines; line++)
         asm volatile("prefetcht1 %0" : : "m"(ahead.next[(step * ahead.lines + line) * LINE]));
 }

@@ -1,8 +1,8 @@
-// One vector of floats, `F`, of `W` lanes, and what kernels do with it, for each instruction set that we compile for.
+// A vector of floats, `F`, of `W` lanes, and its operations, for each instruction set that we compile for.
 //
-// Memory holds float, bfloat16 or half; lanes are always float. Functions with a count `n` touch the first n only. Of
-// those that few machines have, SIMD_HAS_PAIRS says that products of pairs of bfloat16 are there (`fma_pairs`), and
-// SIMD_HAS_DOTS those of four int8 (`add_dots`).
+// Memory holds float, bfloat16 or half; lanes are always float. Functions with a count `n` access only the first n. Two
+// features are not in all instruction sets. SIMD_HAS_PAIRS: products of pairs of bfloat16 (`fma_pairs`). SIMD_HAS_DOTS:
+// products of four int8 (`add_dots`).
 
 #pragma once
 
@@ -19,7 +19,7 @@ struct Float16 {
     uint16_t bits;
 };
 
-// Numbers of one byte, which mean something together with a scale.
+// Numbers of one byte, which have a meaning only together with a scale.
 struct Int8 {
     int8_t bits;
 };
@@ -48,7 +48,7 @@ struct Fp8E5M2 {  // sign, 5 bits of exponent, 2 of fraction: the upper half of 
 
 namespace twostroke::simd {
 
-// The first n lanes, where n is most often W or more.
+// Loads the first n lanes, where n is mostly W or more.
 template <class T>
 inline F load_up_to(const T *p, int n) {
     return n >= W ? load(p) : load_part(p, n);
@@ -61,7 +61,7 @@ inline void store_up_to(T *p, F x, int n) {
         store_part(p, x, n);
 }
 
-// Two vectors as bfloat16, by turns.
+// Stores two vectors as bfloat16, alternating between them.
 inline void store_pairs(uint16_t *to, F even, F odd) {
 #if defined(__AVX512BW__)
     const __m512i first = _mm512_cvtepu16_epi32(narrow(even, BFloat16()));
@@ -78,8 +78,8 @@ inline void store_pairs(uint16_t *to, F even, F odd) {
 #endif
 }
 
-// Numbers of one byte, one in each lane with its sign in all higher bits, as floats. All are finite: what was never
-// written must not turn a weight of zero into something that is no number.
+// Converts numbers of one byte, sign-extended in each lane, to floats. All are finite: memory that was never written
+// must not make a weight of zero NaN.
 inline F decode(I bytes, Int8) { return to_floats(bytes); }
 inline F decode(I bytes, Fp8E4M3) {  // the factor moves the exponent's bias
     return mul(as_floats(keep_bits(shift_left<20>(bytes), int32_t(0x87f00000))), set1(0x1p120f));
@@ -88,7 +88,7 @@ inline F decode(I bytes, Fp8E5M2) {
     return mul(as_floats(keep_bits(shift_left<21>(bytes), int32_t(0x8fe00000))), set1(0x1p112f));
 }
 
-// x <= 0 as an integer and a rest of -1/2 to 1/2. `bits_to_exponent` makes 2^integer of what is returned.
+// Splits x <= 0 into an integer and a rest of -1/2 to 1/2. `bits_to_exponent` makes 2^integer from the result.
 inline F split_exponent(F x, F &rest) {
     x = max(x, set1(-127.0f));                 // its power is zero
     const F magic = set1(0x1.8p23f + 127.0f);  // adding it rounds, and leaves x + 127 in the lowest bits
@@ -97,7 +97,7 @@ inline F split_exponent(F x, F &rest) {
     return shifted;
 }
 
-// 2^x for x <= 0, to three units in the last place; zero below -126, and for -infinity.
+// 2^x for x <= 0, to three units in the last place. It is 0 below -126, and for -infinity.
 inline F exp2_of_negative(F x) {
     F f;
     const F exponent = split_exponent(x, f);
@@ -110,7 +110,7 @@ inline F exp2_of_negative(F x) {
     return mul(p, bits_to_exponent(exponent));
 }
 
-// The same to one part in ten thousand, for weights that are rounded to bfloat16 anyway.
+// 2^x for x <= 0 to one part in ten thousand, for weights that are rounded to bfloat16 anyway.
 inline F rough_exp2_of_negative(F x) {
     F f;
     const F exponent = split_exponent(x, f);
@@ -127,9 +127,9 @@ inline F times_sigmoid(F x, F y) {
     return div(x, add(power, set1(1.0f)));
 }
 
-// x / (1 + e^-x), which far below is as good as zero.
+// x / (1 + e^-x), which is nearly zero far below 0.
 inline F silu(F x) {
-    x = max(set1(-127.0f), x);  // in this order what is not a number stays so
+    x = max(set1(-127.0f), x);  // in this order NaN stays NaN
     return times_sigmoid(x, x);
 }
 

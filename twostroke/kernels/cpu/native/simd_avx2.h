@@ -25,7 +25,7 @@ inline F max(F a, F b) { return _mm256_max_ps(a, b); }
 inline F min(F a, F b) { return _mm256_min_ps(a, b); }
 inline F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
 
-// sum += a * b. Of the intrinsic GCC 12 makes forms that overwrite a factor, and then lacks registers for the sums.
+// sum += a * b. For the intrinsic, GCC 12 chooses forms that overwrite a factor, and then lacks registers for the sums.
 inline void add_product(F &sum, F a, F b) { asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b)); }
 
 inline float reduce_add(F x) {

@@ -27,7 +27,7 @@ inline float reduce_add(F x) { return _mm512_reduce_add_ps(x); }
 inline float reduce_max(F x) { return _mm512_reduce_max_ps(x); }
 
 #define SIMD_SUMS_FOUR 1
-// The sums of four vectors' lanes, one after the other.
+// Stores the sums of four vectors' lanes, one after the other.
 inline void store_sums(F a, F b, F c, F d, float *to) {
     const F low = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
     const F high = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
@@ -117,10 +117,10 @@ inline F second_of_pairs(F words) { return second_bfloat16(_mm512_castps_si512(w
 // Words of two bfloat16: each lane of `sum` gains both products.
 inline F fma_pairs(F a, F b, F sum) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
 
-// Of each half of a word, the number that its STEP-th four bits stand for (`nibbles.h`), as bfloat16.
+// The number that the STEP-th four bits of each half of a word stand for (`nibbles.h`), as bfloat16.
 template <int STEP>
 inline F nibble_pairs(I words) {
-    alignas(64) static constexpr uint16_t NUMBERS[32] = {  // twice: the fifth bit of what chooses is another number's
+    alignas(64) static constexpr uint16_t NUMBERS[32] = {  // twice: an index's fifth bit is another number's
         0xc0f0, 0xc0d0, 0xc0b0, 0xc090, 0xc060, 0xc020, 0xbfc0, 0xbf00, 0x3f00, 0x3fc0, 0x4020,
         0x4060, 0x4090, 0x40b0, 0x40d0, 0x40f0, 0xc0f0, 0xc0d0, 0xc0b0, 0xc090, 0xc060, 0xc020,
         0xbfc0, 0xbf00, 0x3f00, 0x3fc0, 0x4020, 0x4060, 0x4090, 0x40b0, 0x40d0, 0x40f0};
@@ -128,13 +128,13 @@ inline F nibble_pairs(I words) {
     return (F)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * STEP), table);
 }
 
-// Pairs of a number of a and its like of b: of each eight numbers the first four, or the last four.
+// Pairs of a number of a and the same number of b: of each eight numbers the first four, or the last four.
 template <int HALF>
 inline F interleaved(I a, I b) {
     return (F)(HALF ? _mm512_unpackhi_epi16(a, b) : _mm512_unpacklo_epi16(a, b));
 }
 
-// Two vectors as 2 W bfloat16, in order.
+// Joins two vectors to 2 W bfloat16, in order.
 inline F join_narrow(F low, F high) { return (F)_mm512_cvtne2ps_pbh(high, low); }
 inline void store_narrow(float *words, F low, F high) { store(words, join_narrow(low, high)); }
 #endif

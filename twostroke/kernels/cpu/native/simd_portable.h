@@ -1,4 +1,4 @@
-// `simd.h` for every other machine: four lanes, in the vector types that compilers lower to what there is.
+// `simd.h` for all other machines: four lanes, in vector types that compilers map to the available instructions.
 
 #pragma once
 
@@ -26,7 +26,7 @@ inline F min(F a, F b) { return a < b ? a : b; }
 #if defined(__aarch64__)
 inline F fma(F a, F b, F c) { return (F)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
 #else
-inline F fma(F a, F b, F c) { return a * b + c; }  // two roundings: there may be no instruction that makes one of them
+inline F fma(F a, F b, F c) { return a * b + c; }  // two roundings: there may be no fused instruction
 #endif
 inline void add_product(F &sum, F a, F b) { sum = fma(a, b, sum); }
 inline float reduce_add(F x) { return (x[0] + x[2]) + (x[1] + x[3]); }

@@ -1,5 +1,5 @@
-// `simd.h` for Arm's SVE in vectors of 256 or 512 bits, as -msve-vector-bits says, with products of bfloat16 where the
-// machine has them.
+// `simd.h` for Arm's SVE in vectors of 256 or 512 bits (-msve-vector-bits), with products of bfloat16 where the machine
+// has them.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// Some sequences of a step as a step of their own, for attention alone.
+// Some sequences of a step as a separate step, only for attention.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 namespace twostroke {
 
 struct SomeSequences {
-    std::vector<int64_t> rows;  // of the whole step
+    std::vector<int64_t> rows;  // indices of its rows in the whole step
     AttentionStep step;
 
     SomeSequences(const AttentionStep &whole, const std::vector<int64_t> &sequences) : step(whole) {

@@ -1,4 +1,4 @@
-// Rope, and the writing of keys and values into their slots.
+// Applies rope, and writes keys and values into their slots.
 
 #include <algorithm>
 #include <type_traits>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t ALONE_BYTES = 1 << 15;  // below this, waking the team costs more than it saves
 
-// What one thread works in.
+// The workspace of one thread.
 template <class T, class P>
 struct Rows {
     std::vector<T> rotated;
@@ -25,8 +25,8 @@ struct Rows {
     explicit Rows(int64_t dim) : rotated(size_t(dim)), wide(size_t(dim)), stored(size_t(dim)) {}
 };
 
-// One token's key or value of one head, less `center` if there is one, as the page's numbers, and their scale if they
-// have one. Numbers without scales have no center.
+// Converts one token's key or value of one head, less `center` if there is one, to the page's numbers. Returns their
+// scale, if they have one. Numbers without scales have no center.
 template <class P, class T>
 float convert(const T *row, const float *center, int64_t dim, float *wide, P *stored) {
     if constexpr (std::is_same_v<T, P>) {
@@ -45,9 +45,9 @@ float convert(const T *row, const float *center, int64_t dim, float *wide, P *st
     return 0;
 }
 
-// Where one token's numbers and its scale go, in one head's keys or values of a block.
+// The slot of one token's numbers and their scale, in one head's keys or values of a block.
 struct Slot {
-    char *numbers;  // of the block
+    char *numbers;  // of the whole block
     int64_t block, dim, offset;
 
     template <class P>
@@ -109,7 +109,7 @@ void store_any(Team *team, const AttentionStep &s, int64_t layer, T *q, int64_t 
     run_parts(is_small ? nullptr : team, some);
 }
 
-// f with a value of the type of the form's numbers.
+// Calls f with a value of the type of the form's numbers.
 template <class F>
 void with_form(Form form, F f) {
     switch (form) {
@@ -119,7 +119,7 @@ void with_form(Form form, F f) {
         case Form::INT8: return f(Int8());
         case Form::FP8_E4M3: return f(Fp8E4M3());
         case Form::FP8_E5M2: return f(Fp8E5M2());
-        case Form::INT4: return;  // its pages take whole blocks
+        case Form::INT4: return;  // its pages are stored in whole blocks
     }
 }
 
@@ -132,7 +132,7 @@ AttentionStep exact_step(const AttentionStep &s) {
     return exact;
 }
 
-// Blocks whose last token is in the step, from their exact pages into the pool.
+// Stores blocks whose last token is in the step, from their exact pages into the pool.
 template <class T>
 void store_full_blocks(Team *team, const AttentionStep &s, int64_t layer) {
     std::vector<int64_t> last;

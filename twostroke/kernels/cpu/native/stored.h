@@ -1,8 +1,8 @@
-// Products with weights in the packed form of a file: codes of 4, 5, 6 or 8 bits with scales of groups of inputs.
+// Products with quantised weights of a file: codes of 4, 5, 6 or 8 bits with scales of groups of inputs.
 //
-// Inputs are rounded to int8 with a scale of their own for each unit of 32 of them, or of 16 where codes have 6 bits. A
-// unit's integers are exact; float32 adds up the units in their order. So a result depends neither on the rows beside it
-// nor on the way its weights are unpacked.
+// Inputs are rounded to int8, with a scale for each unit of 32 of them, or of 16 where codes have 6 bits. The integer
+// sums of a unit are exact; float32 adds up the units in their order. So a result depends neither on other rows nor on
+// how its weights are unpacked.
 //
 // A panel is [unit][words][32]: for each output the words of its codes.
 //   8 bits  8 words of 4 codes
@@ -19,14 +19,14 @@ namespace twostroke {
 inline int64_t unit_of(const Layout &layout) { return layout.bits == 6 ? 16 : 32; }
 inline int64_t unit_bytes(const Layout &layout) { return layout.bits * unit_of(layout) / 8 * PANEL; }
 
-// y = x W^T + b for CODES, of each group's rows with its own weights, all in one layout. Where there are several groups,
-// inputs lie in their own order.
+// y = x W^T + b for CODES, for each group's rows with its own weights, all in one layout. If there are several groups,
+// their weights must not reorder inputs.
 void multiply_codes(Team *team, const RowGroup *groups, size_t count, const Rows &rows, Into into, Prepared &prepared);
 
-// A panel of FP8 as one of BFLOAT16: each number times its scale, rounded once. `to` is [inputs / 2][32][2].
+// Converts a panel of FP8 to BFLOAT16: each number times its scale, rounded once. `to` is [inputs / 2][32][2].
 void widen_fp8(const Linear &w, int64_t panel, uint16_t *to);
 
-// Rows of a table in any layout, as float32; `w.next` is not followed.
+// Copies rows of a table in any layout, as float32. `w.next` is not followed.
 void gather_stored(const Linear &w, const int32_t *tokens, int64_t rows, float *y);
 
 }  // namespace twostroke

@@ -13,9 +13,9 @@
 namespace twostroke {
 namespace {
 
-constexpr int SPINS = 20000;           // about half a millisecond; then a helper parks, be the step open or not
-constexpr int64_t LOOK_NS = 500000;  // between two looks for idle cores: a look costs a call to the system
-constexpr int SPINS_BEFORE_YIELD = 2000;  // the caller, whose helper may share a core with somebody
+constexpr int SPINS = 20000;           // about half a millisecond; then a helper parks, even if the step is open
+constexpr int64_t LOOK_NS = 500000;  // between two looks for idle cores, each of which costs a system call
+constexpr int SPINS_BEFORE_YIELD = 2000;  // of the caller, whose helper may share a core with another thread
 
 void futex(std::atomic<uint32_t> &word, int operation, uint32_t value) {
     syscall(SYS_futex, &word, operation, value, nullptr, nullptr, 0);
@@ -33,17 +33,17 @@ void pin_this_thread(int core) {
 Team::Team(TeamCores cores) : cores_(std::move(cores)) {
     const bool has_leases = !cores_.folder.empty();
     auto add = [&](int core, bool is_home) {
-        seats_.push_back(std::make_unique<Seat>());
-        seats_.back()->core = core;
-        seats_.back()->is_home = is_home;
-        if (has_leases) seats_.back()->lease = std::make_unique<Lease>(cores_.folder, core);
+        slots_.push_back(std::make_unique<Slot>());
+        slots_.back()->core = core;
+        slots_.back()->is_home = is_home;
+        if (has_leases) slots_.back()->lease = std::make_unique<Lease>(cores_.folder, core);
     };
     for (int core : cores_.home) add(core, true);
     if (has_leases)
         for (int core : cores_.borrowable) add(core, false);
-    active_.reserve(seats_.size());
+    active_.reserve(slots_.size());
     try {
-        for (size_t i = 1; i < seats_.size(); i++) seats_[i]->helper = std::thread([this, i] { serve(*seats_[i]); });
+        for (size_t i = 1; i < slots_.size(); i++) slots_[i]->helper = std::thread([this, i] { serve(*slots_[i]); });
     } catch (...) {
         dismiss();
         throw;
@@ -54,7 +54,7 @@ Team::~Team() { dismiss(); }
 
 void Team::dismiss() {
     quit_ = true;
-    for (auto &slot : seats_) {
+    for (auto &slot : slots_) {
         if (!slot->helper.joinable()) continue;
         tell(*slot, false);
         slot->helper.join();
@@ -63,56 +63,56 @@ void Team::dismiss() {
 
 void Team::begin(bool borrows) {
     if (cores_.pin && pinned_caller_ != std::this_thread::get_id()) {
-        pin_this_thread(seats_[0]->core);
+        pin_this_thread(slots_[0]->core);
         pinned_caller_ = std::this_thread::get_id();
     }
     most_borrowed_ = 0;
     borrows_ = borrows;
-    for (auto &slot : seats_)
+    for (auto &slot : slots_)
         if (acquire(*slot)) take(*slot);
     is_open_ = true;
     look_at_ns_ = now_ns() + LOOK_NS;
 }
 
-void Team::take(Seat &slot) {
+void Team::take(Slot &slot) {
     active_.push_back(&slot);
     slot.is_active = true;
     if (!slot.is_home) most_borrowed_ = std::max(most_borrowed_, int(active_.size() - cores_.home.size()));
-    if (&slot == seats_[0].get()) return;
+    if (&slot == slots_[0].get()) return;
     slot.may_spin.store(true, std::memory_order_relaxed);
     tell(slot, false);
 }
 
-// A core that falls idle within a step helps with what is left of it.
+// Borrows cores that become idle within a step for the rest of it.
 void Team::borrow_idle() {
-    if (!is_open_ || active_.size() == seats_.size()) return;
+    if (!is_open_ || active_.size() == slots_.size()) return;
     const int64_t now = now_ns();
     if (now < look_at_ns_) return;
     look_at_ns_ = now + LOOK_NS;
-    for (auto &slot : seats_)
+    for (auto &slot : slots_)
         if (!slot->is_active && acquire(*slot)) take(*slot);
 }
 
 void Team::end() {
     yield_wanted();
-    for (Seat *slot : active_) release(*slot);
+    for (Slot *slot : active_) release(*slot);
     active_.clear();
     is_open_ = false;
 }
 
 void Team::lend() {
-    for (auto &slot : seats_)
+    for (auto &slot : slots_)
         if (slot->is_home && slot->lease) slot->lease->lend_home();
 }
 
-bool Team::acquire(Seat &slot) {
+bool Team::acquire(Slot &slot) {
     if (!slot.lease) return true;
     if (!slot.is_home) return borrows_ && slot.lease->borrow(cores_.owner_idle_ns);
     slot.lease->take_home(cores_.patience_ns);
     return true;
 }
 
-void Team::release(Seat &slot) {
+void Team::release(Slot &slot) {
     slot.may_spin.store(false, std::memory_order_relaxed);
     slot.is_active = false;
     if (!slot.lease) return;
@@ -124,7 +124,7 @@ void Team::release(Seat &slot) {
 
 void Team::yield_wanted() {
     size_t kept = 0;
-    for (Seat *slot : active_) {
+    for (Slot *slot : active_) {
         if (slot->is_given_back)
             slot->is_given_back = false;
         else if (!slot->is_home && slot->lease->wanted_back())
@@ -136,7 +136,7 @@ void Team::yield_wanted() {
 }
 
 bool Team::give_back_if_wanted(int part) {
-    Seat &slot = *active_[part];
+    Slot &slot = *active_[part];
     if (slot.is_home || !slot.lease->wanted_back()) return false;
     slot.is_given_back = true;
     release(slot);
@@ -164,14 +164,15 @@ void Team::run(Work work, void *context) {
     }
 }
 
-// A ticket's lowest bit says whether there is work. Work is never overwritten: the caller waits until it is done.
-void Team::tell(Seat &slot, bool has_work) {
+// A ticket's lowest bit says whether there is work. A ticket with work is never overwritten: the caller waits until the
+// work is done.
+void Team::tell(Slot &slot, bool has_work) {
     const uint32_t next = (slot.ticket.load(std::memory_order_relaxed) | 1) + 1 + (has_work ? 1 : 0);
     slot.ticket.store(next, std::memory_order_seq_cst);
     if (slot.parked.load(std::memory_order_seq_cst)) futex(slot.ticket, FUTEX_WAKE_PRIVATE, 1);
 }
 
-void Team::serve(Seat &slot) {
+void Team::serve(Slot &slot) {
     if (cores_.pin) pin_this_thread(slot.core);
     uint32_t seen = 0;
     while (true) {
@@ -196,7 +197,7 @@ void Team::serve(Seat &slot) {
 
 using twostroke::Team;
 
-// Null, and a message in `error`, where the leases cannot be opened or the threads not started.
+// Returns null, and a message in `error`, where the leases cannot be opened or the threads cannot be started.
 TWOSTROKE_EXPORT Team *twostroke_team_new(const int32_t *home, int64_t homes, const int32_t *borrowable,
                                           int64_t borrowables, const char *folder, int64_t owner_idle_us,
                                           int64_t patience_us, int32_t pin, char *error, int64_t error_size) {
@@ -221,7 +222,8 @@ TWOSTROKE_EXPORT int64_t twostroke_team_most_borrowed(const Team *team) { return
 
 TWOSTROKE_EXPORT void twostroke_team_free(Team *team) { delete team; }
 
-// One kernel that only says who ran: `who[unit]` is the part that had it, and each part busies itself `spins` rounds.
+// A kernel for tests that records which part ran: `who[unit]` is the part that had the unit. Each part spins `spins`
+// rounds first.
 TWOSTROKE_EXPORT int64_t twostroke_team_probe(Team *team, int32_t *who, int64_t units, int64_t spins) {
     int64_t ran = 1;
     twostroke::run_parts(team, [&](int part, int parts) {
@@ -233,7 +235,7 @@ TWOSTROKE_EXPORT int64_t twostroke_team_probe(Team *team, int32_t *who, int64_t 
     return ran;
 }
 
-// The same with tasks: `who[task]` counts its runs. Once `stop` is set, those that remain are empty.
+// A kernel for tests of tasks: `who[task]` counts the task's runs. Once `stop` is set, the remaining tasks do nothing.
 TWOSTROKE_EXPORT void twostroke_team_probe_tasks(Team *team, int32_t *who, int64_t tasks, int64_t spins,
                                                  const volatile int32_t *stop) {
     twostroke::run_tasks(team, size_t(tasks), [&](size_t task, size_t, bool) {

@@ -1,7 +1,8 @@
-// A team of threads that run the parts of one kernel side by side, on cores that are this worker's or borrowed.
+// A team of threads that run the parts of one kernel side by side, on cores that this worker owns or borrows.
 //
-// Helpers spin only while a step is open, and park between steps: a kernel starts and ends within a microsecond, yet an
-// idle worker costs nothing. How many parts there are is decided per kernel, since borrowed cores go back in between.
+// Helpers spin only while a step is open, and park between steps: so a kernel starts and ends within a microsecond, yet
+// an idle worker costs nothing. The number of parts is decided for each kernel, since borrowed cores are given back
+// between kernels.
 
 #pragma once
 
@@ -21,9 +22,9 @@ namespace twostroke {
 
 struct TeamCores {
     std::vector<int> home, borrowable;
-    std::string folder;  // of the leases; empty: the home cores are taken without asking
-    int64_t owner_idle_ns;  // before a core may be borrowed
-    int64_t patience_ns;    // with a borrower of a home core
+    std::string folder;  // of the leases; empty: there are none, and home cores are used without them
+    int64_t owner_idle_ns;  // how long its owner must be idle before a core may be borrowed
+    int64_t patience_ns;    // how long to wait for a borrower of a home core
     bool pin;
 };
 
@@ -40,45 +41,45 @@ class Team {
     int threads_now() const { return int(active_.size()); }
     int most_borrowed() const { return most_borrowed_; }  // at once, in the open step or the last one
 
-    // f(part, parts) for every part, the caller's included; returns when all are done.
+    // Calls f(part, parts) for every part, the caller's included. Returns when all are done.
     template <class F>
     void run_parts(F f) {
         run([](void *context, int part, int parts) { (*static_cast<F *>(context))(part, parts); }, &f);
     }
 
-    // Of a part that may run on a borrowed core: whether its owner wants it. If so, it is given back; the part ends.
+    // Gives a borrowed core back if its owner wants it. If so, it returns true, and the part must end.
     bool give_back_if_wanted(int part);
 
   private:
     using Work = void (*)(void *context, int part, int parts);
 
     // One core of the team. The first is the caller's, the others have a helper thread.
-    struct alignas(64) Seat {
-        std::atomic<uint32_t> ticket{0};  // what the helper was told last; it waits for the next
+    struct alignas(64) Slot {
+        std::atomic<uint32_t> ticket{0};  // the helper's latest ticket; it waits for the next
         std::atomic<uint32_t> parked{0};
         std::atomic<bool> may_spin{false};
         int part = 0;
         int core = 0;
         bool is_home = false;
         bool is_active = false;  // in the open step
-        bool is_given_back = false;  // within a region, by its own part
+        bool is_given_back = false;  // during a kernel, by its own part
         std::unique_ptr<Lease> lease;
         std::thread helper;
     };
 
     void run(Work work, void *context);
-    void serve(Seat &slot);
+    void serve(Slot &slot);
     void dismiss();
-    void tell(Seat &slot, bool has_work);
+    void tell(Slot &slot, bool has_work);
     void yield_wanted();
-    void take(Seat &slot);
+    void take(Slot &slot);
     void borrow_idle();
-    bool acquire(Seat &slot);
-    void release(Seat &slot);
+    bool acquire(Slot &slot);
+    void release(Slot &slot);
 
     const TeamCores cores_;
-    std::vector<std::unique_ptr<Seat>> seats_;
-    std::vector<Seat *> active_;  // of the open step, the caller's first
+    std::vector<std::unique_ptr<Slot>> slots_;
+    std::vector<Slot *> active_;  // of the open step, the caller's first
     bool is_open_ = false;
     bool borrows_ = false;  // in the open step
     int most_borrowed_ = 0;
@@ -91,7 +92,7 @@ class Team {
     alignas(64) std::atomic<int> pending_{0};
 };
 
-// Kernels work with no team too, or with one that has no step open: then the caller does it all.
+// Kernels also work without a team, or with one that has no open step: then the caller computes all parts.
 template <class F>
 void run_parts(Team *team, F f) {
     if (team)
@@ -100,8 +101,8 @@ void run_parts(Team *team, F f) {
         f(0, 1);
 }
 
-// f(task, next, is_first) for every task of 0..count - 1, each by the thread that comes for it first: parts may be slow, start late,
-// or leave. `next` is the task that nobody has come for yet, or `count`.
+// Calls f(task, next, is_first) for every task of 0..count - 1. The first free thread takes a task, since parts may be
+// slow, start late, or leave. `next` is the first task that no thread has taken yet, or `count`.
 template <class F>
 void run_tasks(Team *team, size_t count, F f) {
     std::atomic<size_t> next{0};

@@ -1,7 +1,7 @@
-// Products of rows with one split's keys or values, as these lie in pages.
+// Products of rows with one split's keys or values, read in place from pages.
 //
-// A product multiplies rows by words [words, lanes]: `page.h` says what a word is. Every row is summed in the same order,
-// however many rows a product has: a token's result depends on nothing else in the batch.
+// A product multiplies rows by words [words, lanes]; `page.h` defines a word. Every row is summed in the same order,
+// however many rows a product has, so a token's result depends on nothing else in the batch.
 
 #pragma once
 
@@ -15,10 +15,10 @@
 namespace twostroke {
 
 constexpr int VECTORS_PER_PIECE = PIECE / simd::W;  // of keys
-constexpr int MAX_ROWS = 6, FEW_ROWS = 3;  // of a product, by the registers there are; few rows take more vectors at once
+constexpr int MAX_ROWS = 6, FEW_ROWS = 3;  // of a product, limited by registers; few rows take more vectors
 constexpr int MANY_VECTORS = 4, SOME_VECTORS = simd::W == 16 ? 4 : 2;
 
-// Everything as floats; a row has one for each element of a word.
+// Multiplies everything as floats. A row has one float for each element of a word.
 template <class T>
 struct FloatMath {
     using Element = T;
@@ -26,7 +26,7 @@ struct FloatMath {
     static constexpr int PARTS = 1;
     static constexpr bool IS_SCALED = HAS_SCALES<T>;
 
-    // One part of W words, or of those that there are.
+    // One part of W words, or of `lanes` words.
     template <bool IS_WHOLE, int>
     static simd::F column(const Word *at, int lanes) {
         return IS_WHOLE ? simd::load(at) : simd::load_part(at, lanes);
@@ -50,7 +50,7 @@ struct FloatMath {
     }
 };
 
-// Pairs of bfloat16, each widened when its turn comes.
+// Pairs of bfloat16, widened one after the other.
 struct WideningMath : FloatMath<BFloat16> {
     using Word = float;
     static constexpr int PARTS = 2;
@@ -62,7 +62,7 @@ struct WideningMath : FloatMath<BFloat16> {
     }
 };
 
-// W words of two bytes, where it may be that only some are there.
+// Loads W words of two bytes, or only `lanes` of them.
 template <bool IS_WHOLE>
 inline simd::I load_halves(const uint16_t *at, int lanes) {
     if (IS_WHOLE) return simd::load_halves(at);
@@ -71,7 +71,7 @@ inline simd::I load_halves(const uint16_t *at, int lanes) {
     return simd::load_halves(some);
 }
 
-// Pairs of numbers of one byte, each made a float when its turn comes. Their scales come later.
+// Pairs of numbers of one byte, converted to floats one after the other. Their scales are applied later.
 template <class Number>
 struct ByteMath : FloatMath<Number> {
     using Word = uint16_t;
@@ -87,7 +87,7 @@ struct ByteMath : FloatMath<Number> {
 };
 
 #if defined(__AVX512BF16__)
-// Pairs of bfloat16, multiplied as such and summed as floats.
+// Pairs of bfloat16, multiplied in pairs and summed as floats.
 struct PairMath {
     using Element = BFloat16;
     using Word = float;
@@ -116,20 +116,20 @@ struct PairMath {
     }
 };
 
-// 2 W numbers of one byte, which as bfloat16 are the same numbers.
+// Converts 2 W numbers of one byte to bfloat16, which keeps their values.
 template <class Number>
 inline simd::F widened(const Number *at) {
     const simd::I low = simd::load_bytes(at), high = simd::load_bytes(at + simd::W);
     return simd::join_narrow(simd::decode(low, Number()), simd::decode(high, Number()));
 }
 
-// `count` numbers, which are whole vectors.
+// Converts `count` numbers, a multiple of two vectors, to bfloat16.
 template <class Number>
 inline void widen(const Number *from, int64_t count, BFloat16 *to) {
     for (int64_t i = 0; i < count; i += 2 * simd::W) simd::store((float *)(to + i), widened(from + i));
 }
 
-// Pairs of numbers of one byte.
+// Pairs of numbers of one byte, widened to bfloat16 and multiplied in pairs.
 template <class Number>
 struct BytePairMath : PairMath {
     using Element = Number;
@@ -147,7 +147,7 @@ struct BytePairMath : PairMath {
 };
 
 #else
-// The bfloat16 that is the same number, for each number of one byte.
+// A table of the bfloat16 with the same value for each number of one byte.
 template <class Number>
 struct WidenedBytes {
     uint16_t of[256];
@@ -161,7 +161,7 @@ struct WidenedBytes {
     }
 };
 
-// `count` numbers as bfloat16.
+// Converts `count` numbers to bfloat16.
 template <class Number>
 inline void widen(const Number *from, int64_t count, BFloat16 *to) {
     static const WidenedBytes<Number> table;
@@ -169,7 +169,7 @@ inline void widen(const Number *from, int64_t count, BFloat16 *to) {
 }
 #endif
 
-// Numbers that were made bfloat16 before: their scales come all the same.
+// Numbers that were widened to bfloat16 before. Their scales still apply.
 template <class Math>
 struct Scaled : Math {
     static constexpr bool IS_SCALED = true;
@@ -177,11 +177,11 @@ struct Scaled : Math {
 
 inline int rounded_up(int64_t n, int64_t step) { return int((n + step - 1) / step * step); }
 
-// Where the pieces of one split lie for one head.
+// The addresses of one split's pieces for one head.
 template <class Math>
 using Pieces = const typename Math::Word *[PIECES];
 
-// f(a constant) for 0..COUNT - 1.
+// Calls f with each of 0..COUNT - 1 as a compile-time constant.
 template <int COUNT, class F>
 inline void for_each_constant(F f) {
     if constexpr (COUNT > 0) {
@@ -205,7 +205,7 @@ inline void accumulate(const float *a, int a_stride, const Word *const (&b)[VECT
             auto column = [&](int v) {
                 return Math::template column<IS_WHOLE, PART>(b[v] + w * stride, lanes);
             };
-            if constexpr (ROWS < VECTORS) {  // the fewer of them stay in registers
+            if constexpr (ROWS < VECTORS) {  // whichever are fewer stay in registers
                 simd::F rows[ROWS];
                 for (int r = 0; r < ROWS; r++) rows[r] = row(r);
                 for (int v = 0; v < VECTORS; v++) {
@@ -236,7 +236,8 @@ inline void load_block(const float *c, int c_stride, simd::F (&sums)[ROWS][VECTO
         for (int v = 0; v < VECTORS; v++) sums[r][v] = simd::load(c + r * c_stride + v * simd::W);
 }
 
-// f(first vector, how many of them) for all `count`, as many at once as registers allow; how many is a constant of f's.
+// Calls f(first vector, number of vectors) for all `count` vectors, as many at once as registers allow. The number is a
+// compile-time constant.
 template <int ROWS, class F>
 inline void by_blocks(int count, F f) {
     constexpr int MOST = ROWS <= FEW_ROWS ? MANY_VECTORS : SOME_VECTORS;
@@ -249,7 +250,7 @@ inline void by_blocks(int count, F f) {
     if (at < count) f(at, std::integral_constant<int, 1>());
 }
 
-// scores [ROWS, SPLIT] of `count` vectors of keys from the first on.
+// Computes scores [ROWS, SPLIT] of `count` vectors of keys from `from` on.
 template <class Math, int ROWS>
 void multiply_keys(const float *rows, int words, const Pieces<Math> &keys, int from, int count, Fetch &fetch,
                    float *scores) {
@@ -265,7 +266,8 @@ void multiply_keys(const float *rows, int words, const Pieces<Math> &keys, int f
     });
 }
 
-// out [ROWS, lanes] += weights [ROWS, SPLIT] values, of `count` pieces from `from` on; piece `begin` begins the sums.
+// out [ROWS, lanes] += weights [ROWS, SPLIT] times values of `count` pieces from `from` on. Piece `begin` starts the
+// sums.
 template <class Math, int ROWS>
 void multiply_values(const float *weights, const Pieces<Math> &values, int begin, int from, int count, int dim,
                      Fetch &fetch, float *out, int lanes) {

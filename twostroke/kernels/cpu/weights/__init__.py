@@ -1,1 +1,1 @@
-"""Weights as the native kernels read them: their order, their sizes and their memory."""
+"""The weights of the native kernels: their order, their sizes and their memory."""

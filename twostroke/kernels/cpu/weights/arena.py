@@ -17,15 +17,15 @@ ARENA_BYTES: Final = 64 << 20
 
 
 class Arena(Protocol):
-    """Memory of large pages: with small ones, address translation takes a fifth to a half of the speed of weights."""
+    """Memory of large pages. With small ones, address translation costs a fifth to a half of the speed at which weights
+    are read."""
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copies `tensor`'s elements end to end, after what was copied before."""
+        """Copies `tensor`'s elements end to end, after what was copied before, and returns the copy."""
 
     def place(self, shape: tuple[int, ...], make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Returns the elements of what `make` returns, uint8 of this shape; it is called only where they are not there
-        yet.
-        """
+        """Returns the tensor that `make` makes, uint8 of this shape. `make` is called only where the arena does not
+        have it yet."""
 
 
 class PrivateArena:
@@ -49,7 +49,7 @@ class PrivateArena:
 
 
 class WritingArena:
-    """Writes into a file what a `MappedArena` will find there."""
+    """Writes the content of a file that a `MappedArena` reads."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -71,7 +71,8 @@ class WritingArena:
 
 
 class MappedArena:
-    """Finds what a `WritingArena` was given, for the same tensors in the same order. Their elements are not read."""
+    """Returns what a `WritingArena` has written, for the same tensors in the same order. It does not read their
+    elements."""
 
     def __init__(self, region: mmap.mmap) -> None:
         """`region` may be read-only. It stays mapped for as long as a tensor lies in it."""

@@ -1,4 +1,5 @@
-"""Matrices of a file's form in the order in which native/stored.h reads them: panels of 32 outputs, unit after unit."""
+"""Packs quantised matrices of a file in the order in which native/stored.h reads them: panels of 32 outputs, unit after
+unit."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from twostroke.kernels.products.stored import StoredMatrix, StoredNumbers, as_by
 
 
 class PackedMatrix:
-    """The tensors of one matrix, placed in an arena. Those of whole panels: rows of zeros follow the last output."""
+    """The tensors of one matrix, placed in an arena. They have whole panels: rows of zeros follow the last output."""
 
     def __init__(self, matrix: StoredMatrix, arena: Arena, *, is_gated: bool) -> None:
-        """Rows of a gated product become half panels of gates and of values in turn."""
+        """In a gated product, half panels of gates and half panels of values take turns."""
         layout, inputs = matrix.layout, matrix.inputs
         rows = packed_rows(matrix.rows, is_gated=is_gated)
         numbers = functools.cache(lambda: _ordered(matrix.read(), is_gated=is_gated))
@@ -38,7 +39,7 @@ class PackedMatrix:
 
 
 def ordered(rows: torch.Tensor, *, is_gated: bool) -> torch.Tensor:
-    """Returns rows [rows, ..] in the order of packed ones, with rows of zeros where there are none."""
+    """Returns rows [rows, ..] in the order of packed ones, padded with rows of zeros."""
     whole = packed_rows(len(rows), is_gated=is_gated)
     wide = rows.new_zeros(whole, *rows.shape[1:])
     if not is_gated:
@@ -74,7 +75,7 @@ def _panels(numbers: StoredNumbers, layout: Layout, which: str) -> torch.Tensor:
 
 
 def words_of(codes: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """Returns int32 [rows, words] of uint8 codes [rows, inputs], unit after unit as native/stored.h has them."""
+    """Returns int32 [rows, words] of uint8 codes [rows, inputs], unit after unit as in native/stored.h."""
     if layout.bits == 8:
         return codes.contiguous().view(torch.int32)
     rows, units, steps = len(codes), codes.shape[1] // layout.unit, layout.unit // 4

@@ -1,7 +1,7 @@
-"""The backend over 4-bit pages on a CUDA device: which span goes to which launch of the one attention kernel.
+"""The backend over 4-bit pages on a CUDA device. It chooses the launch of the one attention kernel for each span.
 
-The host gives each unfinished block an exact page of a fixed number (`ExactSlots`), and each token's place in it comes
-with the step. A step of any mix is at most five launches per layer, plus the merges.
+The host assigns an exact page to each unfinished block (`ExactSlots`), and each token's slot in it comes with the step.
+A step of any mix is at most five launches per layer, plus the merges.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from twostroke.kernels.attention.spans import FIELDS, Spans, TokenSlots, cut_int
 from twostroke.kernels.page_forms.nibble_pool import NibblePool
 from twostroke.kernels.triton.attention import (
     Decode,
+    distinct_layers,
     multiprocessors_of,
     planned,
     shared_bytes_of,
-    telling_layers,
     warm_up_rows,
 )
 from twostroke.kernels.triton.decode import MOST_PACKED, DecodeTuning, decode_tuning
@@ -28,11 +28,11 @@ from twostroke.kernels.triton.page_forms.nibble_spans import nibble_attention
 from twostroke.kernels.triton.page_forms.nibbles import rotate_and_store_blocks
 
 WHOLE: Final = 0
-"""Multiprocessors for which no context is split: tiles of a prompt are many."""
+"""A number of multiprocessors for which no context is split, because a prompt has many tiles."""
 
 
 class TritonNibbleAttention:
-    """Over pages on the device where they lie; queries, keys and values have the dtype of the exact pages."""
+    """Attention over pages on their device. Queries, keys and values have the dtype of the exact pages."""
 
     def __init__(
         self,
@@ -53,11 +53,12 @@ class TritonNibbleAttention:
         self.dtype = pool.exact.pool.numbers.dtype
         self.tuning = tuning or decode_tuning(pool.head_dim, self.dtype, shared_bytes_of(pool.device))
         self.short_rows = max(1, MOST_PACKED // (heads // pool.kv_heads))
-        """Query rows of a program. A longer span is cut into tiles of them."""
+        """Most query rows of a program. A longer span is cut into tiles of this many rows."""
         self.multiprocessors = multiprocessors_of(pool.device)
 
     def begin(self, batch: RaggedBatch) -> TritonNibbleStep:
-        """Returns a step of any mix of spans, planned on the host: one small copy to the device, no waiting for it."""
+        """Returns a step of any mix of spans. The host plans it, copies the plan to the device once, and does not wait
+        for the device."""
         single, short, long = spans_by_length(batch, self.short_rows)
         groups = spans_on(self.pool.device, [single, short, cut_into_tiles(long, self.short_rows)], batch.block_tables)
         plans = [
@@ -72,7 +73,7 @@ class TritonNibbleAttention:
         """Returns a step of spans of at most `short_rows` rows over tensors that are rewritten in place before each
         replay.
 
-        What a CUDA graph captures: keep the step as long as the graph, which uses its workspace. A span that pads the
+        A CUDA graph captures it: keep the step as long as the graph, which uses its workspace. A span that pads the
         batch has one row. Its slots lie in pages that are not read.
         """
         assert spans.most_rows <= self.short_rows, f"{spans.most_rows} rows per span are prefill"
@@ -82,13 +83,13 @@ class TritonNibbleAttention:
         return planned(spans, self.pool.exact.pool, self.heads, multiprocessors, self.tuning, self.rules)
 
     def warm_up(self) -> None:
-        """Compiles every kernel that a step can need: none of them runs, since a launch of nothing only compiles."""
+        """Compiles every kernel that a step can need. None of them runs, since an empty launch only compiles."""
         pool, tuning = self.pool, self.tuning
         nothing = torch.empty(0, FIELDS, dtype=torch.int32, device=pool.device)
         tables = torch.zeros(1, -(-2 * tuning.least_share // pool.block), dtype=torch.int32, device=pool.device)
         q = torch.empty(0, self.heads, pool.head_dim, dtype=self.dtype, device=pool.device)
         angles = torch.empty(0, (1 + max(rule.rope for rule in self.rules)) * pool.head_dim // 2, device=pool.device)
-        slots, layers = torch.empty(0, dtype=torch.int64, device=pool.device), telling_layers(self.rules)
+        slots, layers = torch.empty(0, dtype=torch.int64, device=pool.device), distinct_layers(self.rules)
         sinks = torch.zeros(self.heads, device=pool.device) if self.has_sinks else None
         with torch.cuda.device_of(pool.heads):
             placement = TokenSlots(slots, angles, angles, slots)

@@ -1,6 +1,7 @@
-"""Attention over 4-bit pages: a row sees its own block exact, and the blocks before it as their pages store them.
+"""Attention over 4-bit pages: a row attends to its own block's exact numbers, and to the stored numbers of the blocks
+before it.
 
-One kernel serves decode and prefill. The query heads that share a K/V head, for all rows of the span, are packed into
+One kernel computes decode and prefill. The query heads that share a K/V head, for all rows of the span, are packed into
 one matrix operand. So each stored number is decoded once for all of them. Contexts are split among programs and merged
 as in decode.py; the program of a context's last share walks the exact blocks too, before its stored ones.
 """
@@ -84,9 +85,8 @@ def nibble_attention(
 
 @triton.jit
 def absorbed(acc, best, total, scores, values):
-    """Returns the sum of weighted values, the highest score (base 2) and the sum of weights, with those of another
-    tile.
-    """
+    """Returns the sum of weighted values, the highest score (base 2) and the sum of weights, with those of another tile
+    added."""
     weight, best, total, decay = weighed(best, total, scores)
     acc = tl.dot(weight.to(values.dtype), values, acc * decay[:, None], input_precision="tf32x3")
     return acc, best, total
@@ -98,7 +98,7 @@ def walk_exact(
     scale_log2, cap_log2,
     DIM: tl.constexpr, VALUES: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Positions begin..end in exact pages: each row sees those of its own block up to itself.
+    """Walks positions begin..end in exact pages: each row attends to those of its own block up to itself.
 
     `exact_slots` begins with the span's first row, at `first_position`.
     """
@@ -127,7 +127,7 @@ def walk_stored(
     DIM: tl.constexpr, DIM_PAD: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Positions begin..end, whole blocks, as pages store them: each row sees those before its own block.
+    """Walks positions begin..end in stored pages, whole blocks: each row attends to those before its own block.
 
     No block before that of the position `first` is read.
     """
@@ -182,7 +182,7 @@ def nibble_kernel(
     row = slot // GROUP
     asked = row < rows
     first_position = tl.maximum(context - rows, 0)
-    last = first_position + row  # the row's position; rows past the span's see no less
+    last = first_position + row  # the row's position; rows past the span's attend to no less
     d = tl.arange(0, DIM_PAD)
     inside = d < DIM
     head = kv_head * GROUP + slot % GROUP

@@ -1,4 +1,4 @@
-"""4-bit pages on a CUDA device: whole blocks into their pages, and tiles of them back.
+"""4-bit pages on a CUDA device: stores whole blocks, and loads tiles of them.
 
 `kernels/page_forms/nibble_pool.py` and `cpu/native/nibbles.h` describe the bytes. Storing does the same single
 roundings as they do, so that all write the same bits. Words and scales are views of the same memory: int32 and float16.
@@ -23,7 +23,7 @@ LEAST_DIM: Final = 16
 
 
 def dims_of(pool: NibblePool) -> dict[str, int]:
-    """Returns the arguments of kernels about a head: its values, and the room for them."""
+    """Returns the arguments of kernels about a head: its width, and its padded width."""
     padded = max(LEAST_DIM, triton.next_power_of_2(pool.head_dim))
     return {"DIM": pool.head_dim, "DIM_PAD": padded, "WIDTH": min(VALUE_GROUP, padded)}
 
@@ -43,10 +43,10 @@ def rotate_and_store_blocks(
     placement: TokenSlots,
     rope: int = 0,
 ) -> torch.Tensor:
-    """Returns the rotated q [T, heads, D], contiguous; k, rotated, and v are in their exact slots, full blocks in their
-    pages.
+    """Writes the rotated k, and v, into their exact slots, and full blocks into their pages. Returns the rotated q [T,
+    heads, D], contiguous.
 
-    A block is full when the step has its last token. Each token's `write_slots` names the page.
+    A block is full when the step has its last token. Each token's `write_slots` has the page.
     """
     exact_slots = placement.exact_slots
     assert exact_slots is not None, "tokens of 4-bit pages have exact slots"
@@ -102,7 +102,7 @@ def store_blocks_kernel(
     group = tl.arange(0, DIM_PAD // WIDTH)
     grouped = tl.reshape(values, [16, DIM_PAD // WIDTH, WIDTH])
     is_there = (group[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :] < DIM)[None, :, :]
-    # what fills up the last group does not widen its range; groups of nothing else have none
+    # padding of the last group does not widen its range; groups of only padding have none
     begun = (group * WIDTH < DIM)[None, :]
     lowest = tl.where(begun, tl.min(tl.where(is_there, grouped, float("inf")), 2), 0.0)
     highest = tl.where(begun, tl.max(tl.where(is_there, grouped, float("-inf")), 2), 0.0)
@@ -121,7 +121,7 @@ def store_blocks_kernel(
 
 @triton.jit
 def shifts():
-    """Bits of the eight numbers of a word: even ones in its lower half, odd ones in its upper half."""
+    """Returns the shifts of the eight numbers of a word: even ones in its lower half, odd ones in its upper half."""
     each = tl.arange(0, 8)
     return each % 2 * 16 + each // 2 * 4
 
@@ -151,7 +151,7 @@ def number_of(x, center, inverse):
 def stored_keys(
     words, halves, place, exists, DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCKS: tl.constexpr
 ):  # fmt: skip
-    """Returns the keys of the blocks at `place`, in words after the first: float32 [BLOCKS * 16, DIM_PAD]."""
+    """Returns the keys of the blocks at `place`, an offset in words: float32 [BLOCKS * 16, DIM_PAD]."""
     eight = tl.arange(0, DIM_PAD // 8)
     d = tl.arange(0, DIM_PAD)
     # K's words: block, offset in it, eight channels

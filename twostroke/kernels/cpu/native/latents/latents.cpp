@@ -11,12 +11,12 @@ namespace twostroke {
 namespace {
 
 constexpr int64_t ALONE_BYTES = 1 << 15;  // below this, waking the team costs more than it saves
-constexpr int64_t GROUP_HEADS = 16;       // heads of a task at least: fewer would read latents again for too few products
+constexpr int64_t GROUP_HEADS = 16;       // least heads of a task: fewer would read latents again for too few products
 constexpr int KEY_TOKENS = 32;    // tokens that are multiplied at a time: they stay in a near cache, beside a product's queries
 constexpr int CHUNK_TOKENS = 64;  // tokens that are added up at a time: their numbers stay in a near cache
-constexpr int BAND_ROWS = 3 * MAX_ROWS;  // that take turns with some tokens: queries of more would be read from far again
+constexpr int BAND_ROWS = 3 * MAX_ROWS;  // rows per pass over some tokens: queries of more would leave the cache
 
-// f with a value of the type of the pool's numbers: latents have forms without scales alone.
+// Calls f with a value of the type of the pool's numbers. Latents only have forms without scales.
 template <class F>
 void with_numbers(Form form, F f) {
     switch (form) {
@@ -27,7 +27,7 @@ void with_numbers(Form form, F f) {
     }
 }
 
-// f with how the step's rows are multiplied with the pool's numbers.
+// Calls f with the class that multiplies the step's rows with the pool's numbers.
 template <class F>
 void with_latents(const AttentionStep &step, F f) {
 #if defined(__AVX512BF16__)
@@ -36,7 +36,8 @@ void with_latents(const AttentionStep &step, F f) {
     with_numbers(step.form, [&](auto number) { f(FloatLatents<decltype(number)>()); });
 }
 
-// The step as plans see it: some heads side by side are one head of the pool's, and the numbers of a head are its sums'.
+// The step for the planning of tasks: a group of neighbouring heads counts as one kv head, and head_dim is the width of
+// sums.
 AttentionStep step_of_groups(const AttentionStep &step) {
     AttentionStep groups = step;
     groups.kv_heads = step.heads % GROUP_HEADS == 0 ? step.heads / GROUP_HEADS : 1;
@@ -44,7 +45,8 @@ AttentionStep step_of_groups(const AttentionStep &step) {
     return groups;
 }
 
-// f(first row, how many of them) for all `count` in products of nearly equal size; how many is a constant of f's.
+// Calls f(first row, number of rows) for all `count` rows in products of nearly equal size. The number of rows is a
+// compile-time constant.
 template <class F>
 void by_even_rows(int count, F f) {
     const int products = (count + MAX_ROWS - 1) / MAX_ROWS;
@@ -54,21 +56,21 @@ void by_even_rows(int count, F f) {
     }
 }
 
-// The context of a task that lies in one split: each token's row.
+// The part of a task's context in one split: each token's row.
 template <class T>
 struct SplitTokens {
     int64_t start;
     int count;
-    const T *rows[SPLIT];  // behind the last one lies the same again
+    const T *rows[SPLIT];  // the last one is repeated once after it
 };
 
-// Tokens that are asked for before their turn: KEY_TOKENS behind those that are multiplied, of the split or of the next.
+// Tokens to prefetch: KEY_TOKENS after those that are multiplied, in the split or in the next.
 template <class T>
 struct Ahead {
     const SplitTokens<T> &split, *next;
-    bool is_first;  // of those who multiply the split: others find its tokens in a cache
+    bool is_first;  // whether this is the first product over the split: later ones find its tokens in a cache
 
-    // The row that is to be asked for while token `t` is multiplied; its own where there is nothing to ask for.
+    // The row to prefetch while token `t` is multiplied; the token's own where there is nothing to prefetch.
     const T *row(int t) const {
         const int at = t + KEY_TOKENS;
         if (!is_first || (at >= split.count && at < SPLIT)) return split.rows[t];
@@ -77,14 +79,14 @@ struct Ahead {
     }
 };
 
-// The rows of a task, which each group of heads has in turn; or a band of them.
+// The rows of a task, or a band of them. Groups of heads use this memory in turn.
 struct SplitRows {
     int rows;
     Limits *limits;  // [rows]
     float *scores;   // [BAND_ROWS, SPLIT], then weights
 };
 
-// One head's, or group of heads', rows of a task.
+// The rows of a task for one group of heads.
 struct GroupRows {
     float *queries;  // [rows, row_floats]
     Sums total, split;
@@ -155,7 +157,7 @@ class LatentAttention : public AttentionTasks<FloatMath<float>> {
         }
     }
 
-    // Some tokens at a time for all rows of the band, which find them in a near cache.
+    // Multiplies some tokens at a time with all rows of the band, so that they stay in a near cache.
     void sum_up_band(const SplitTokens<T> &tokens, const Ahead<T> &ahead, const float *queries, const SplitRows &of,
                      const Sums &sums) const {
         const int seen = int(seen_of(of.limits, of.rows, tokens.start, tokens.count)), lanes = shape_.lanes;
@@ -177,7 +179,7 @@ class LatentAttention : public AttentionTasks<FloatMath<float>> {
             add_values(tokens, of, first, std::min(CHUNK_TOKENS, seen - first), sums);
     }
 
-    // Scores of tokens first .. end - 1, while those after them are asked for.
+    // Computes the scores of tokens first .. end - 1, and prefetches those after them.
     void multiply_keys(const SplitTokens<T> &tokens, const Ahead<T> &ahead, const float *queries, const SplitRows &of,
                        int first, int end) const {
         const int products = (of.rows + MAX_ROWS - 1) / MAX_ROWS;
@@ -207,7 +209,7 @@ class LatentAttention : public AttentionTasks<FloatMath<float>> {
         });
     }
 
-    // One group's query rows, as they are multiplied.
+    // Loads one group's query rows in the form in which they are multiplied.
     void load(const Task &task, int64_t group, float *to) const {
         with_dtype(step_.dtype, [&](auto type) {
             for (int row = 0; row < rows_of(task); row++) {
@@ -239,7 +241,7 @@ class LatentAttention : public AttentionTasks<FloatMath<float>> {
         });
     }
 
-    // Where a task's row lies among those of all tokens and heads.
+    // The offset of a task's row among the rows of all tokens and heads.
     int64_t place(const HeadRows &rows, const Task &task, int64_t group, int row) const {
         const int64_t token = task.first_token + row / shape_.groups, head = group * shape_.groups + row % shape_.groups;
         return token * rows.token_stride + head * rows.head_stride;

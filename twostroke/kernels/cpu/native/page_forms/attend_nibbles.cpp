@@ -1,8 +1,9 @@
-// Attention over pages of 4-bit numbers: a row sees the block of its own token exact and those before it as stored.
+// Attention over pages of 4-bit numbers. A row attends to the exact numbers of its own token's block, and to the stored
+// numbers of the blocks before it.
 //
-// Scales stay out of the products' inner loops. Keys have theirs per channel: each block multiplies the queries by them,
-// once for its 16 tokens. Values have theirs per token and group of channels: weights take them on. Centers become one
-// sum per row and block, or row and group.
+// Scales stay out of the products' inner loops. Keys have them per channel: for each block, the queries are multiplied
+// by them, once for its 16 tokens. Values have them per token and group of channels: weights are multiplied by them.
+// Centers become one sum per row and block, or per row and group.
 
 #include "attend_nibbles.h"
 
@@ -12,16 +13,16 @@
 namespace twostroke {
 namespace {
 
-constexpr int BLOCKS_AT_ONCE = std::max(1, SOME_VECTORS / VECTORS_PER_PIECE);  // whose keys are multiplied together
-constexpr int TURNS_PER_WORD = 2;  // of asking for more lines, while the products of a word run
+constexpr int BLOCKS_AT_ONCE = std::max(1, SOME_VECTORS / VECTORS_PER_PIECE);  // of keys that are multiplied together
+constexpr int TURNS_PER_WORD = 2;  // how often more lines are prefetched during the products of a word
 
-// Eight numbers of a word, each a float when its turn comes: 2^place times the number, which stays where it is in the
-// word. Rows hold 2^-place times what they multiply, so that the products are the same to the last bit.
+// Converts the eight numbers of a word to floats one after the other: to 2^place times the number, since its bits are
+// not moved. Rows hold 2^-place times their factors, so that the products keep their bits.
 template <class ExactMath>
 struct NibbleFloats {
     using Exact = ExactMath;
     static constexpr int STEPS = PER_NIBBLE_WORD;
-    static constexpr int HIGHEST_PLACE = 24;  // four bits from there on are no negative word
+    static constexpr int HIGHEST_PLACE = 24;  // four bits from there on never set the sign bit
 
     static constexpr int place(int step) { return std::min(nibble_shift(step), HIGHEST_PLACE); }
     static constexpr float power(int step) { return float(1 << place(step)); }
@@ -44,7 +45,7 @@ struct NibbleFloats {
 };
 
 #if defined(__AVX512BF16__)
-// Four pairs of numbers of a word, each a pair of bfloat16 when its turn comes.
+// Converts four pairs of numbers of a word to pairs of bfloat16 one after the other.
 struct NibblePairs {
     using Exact = PairMath;
     static constexpr int STEPS = PER_NIBBLE_WORD / 2;
@@ -61,11 +62,12 @@ struct NibblePairs {
 };
 #endif
 
-// Asks for what the next split reads, some lines at a time while this one is multiplied: processors drop what is asked
-// for faster than memory delivers.
+// Prefetches what the next split reads, some lines at a time while this one is multiplied: processors drop prefetches
+// that come faster than memory delivers.
 class NibbleFetch {
   public:
-    // How often `some` will be called, each time for the same share of what was added. `all` is for what is left.
+    // `turns`: how often `some` will be called, each time for the same share of what was added. `all` prefetches the
+    // rest.
     explicit NibbleFetch(int64_t turns) : turns_(std::max<int64_t>(1, turns)) {}
 
     void add(const char *at, int64_t bytes) {
@@ -100,7 +102,7 @@ class NibbleFetch {
     }
 
     const int64_t turns_;
-    int64_t left_ = 0, per_turn_ = 0, due_ = 0;  // of lines, the latter in shares of UNIT
+    int64_t left_ = 0, per_turn_ = 0, due_ = 0;  // lines; the last two in shares of UNIT
     int count_ = 0, part_ = 0;
     Part parts_[PIECES + 2];  // blocks, exact keys, exact values
 };
@@ -108,17 +110,17 @@ class NibbleFetch {
 // One head's blocks in a split of the context.
 struct NibbleSplit {
     int64_t start = 0;
-    int count = 0, pieces = 0;  // of tokens, of blocks
-    int first = 0;              // no row sees the blocks before it
-    int own = PIECES;           // the block that rows see exact, if it is in the split
+    int count = 0, pieces = 0;  // numbers of tokens and of blocks
+    int first = 0;              // first block that a row attends to
+    int own = PIECES;           // the block whose exact numbers rows attend to, if it is in the split
     const char *heads[PIECES] = {};
     const char *exact_keys = nullptr, *exact_values = nullptr;
 
     int stored() const { return std::min(own, pieces); }
-    int seen_blocks() const { return stored() - first; }  // of those that are stored
+    int seen_blocks() const { return stored() - first; }  // stored blocks that a row attends to
 };
 
-// What one task works in.
+// The workspace of one task.
 template <class Numbers>
 struct NibbleSpace {
     using Exact = typename Numbers::Exact;
@@ -132,7 +134,7 @@ struct NibbleSpace {
     std::vector<Head> heads;
     Sums split;
     float *value_scales, *value_centers;  // [groups, SPLIT]
-    typename Exact::Element *values;      // a piece of exact ones, zeros behind the last
+    typename Exact::Element *values;      // a piece of exact values, followed by zeros
 
     NibbleSpace(const Shape<Exact> &shape, const Task &task)
         : rows(int(task.tokens) * shape.groups), lanes(rounded_up(shape.dim, 2 * simd::W)),
@@ -152,7 +154,8 @@ struct NibbleSpace {
     }
 };
 
-// Scores [ROWS, SPLIT] of COUNT blocks: their queries are scaled by the block's channels, the centers add up alone.
+// Computes scores [ROWS, SPLIT] of COUNT blocks. Queries are scaled by the block's channels; centers are added up
+// separately.
 template <class Numbers, int ROWS, int COUNT>
 void multiply_nibble_keys(const float *queries, int lanes, const char *const *heads, int dim, NibbleFetch &fetch,
                           float *scores) {
@@ -201,7 +204,7 @@ void multiply_nibble_keys(const float *queries, int lanes, const char *const *he
                         simd::add(sums[r][v], simd::set1(base[v / VECTORS_PER_PIECE][r])));
 }
 
-// Weights [ROWS, SPLIT] of one row group: as the exact block takes them, and with the scales of each group of values.
+// Weights [ROWS, SPLIT] of one row group: for the exact block, and scaled for each group of values.
 template <int ROWS>
 struct NibbleWeights {
     alignas(64) float exact[ROWS * SPLIT];
@@ -209,7 +212,7 @@ struct NibbleWeights {
     float base[ROWS][MAX_GROUPS];  // sums of weights times centers
 };
 
-// What `weigh` of rows.h does, with the scales and centers of values.
+// Does what `weigh` of rows.h does, with the scales and centers of values.
 template <class Numbers, int ROWS>
 float weigh_nibbles(const NibbleSpace<Numbers> &space, float *scores, int row, int columns, float scale, int groups,
                     NibbleWeights<ROWS> &weights, float *sum) {
@@ -235,7 +238,8 @@ float weigh_nibbles(const NibbleSpace<Numbers> &space, float *scores, int row, i
     return peak;
 }
 
-// out [ROWS, lanes] of VECTORS vectors from `first` on: weights of their groups times the values of all stored blocks.
+// Computes out [ROWS, lanes] for VECTORS vectors from `first` on: the weights of their groups times the values of all
+// stored blocks.
 template <class Numbers, int ROWS, int VECTORS>
 void multiply_nibble_values(const NibbleWeights<ROWS> &weights, const NibbleSplit &split, int dim, int first,
                             NibbleFetch &fetch, float *out, int lanes) {
@@ -346,7 +350,7 @@ class NibbleAttention : public AttentionTasks<typename Numbers::Exact> {
         fetch.add(split.exact_values, task.heads * step_.exact_head_stride);
     }
 
-    // How often the products of a split ask for more, if all rows see it.
+    // How often the products of a split prefetch more lines, if all rows attend to all of it.
     int64_t turns(const Task &task, int64_t s) const {
         const int stored = split_of(task, task.first_head, s).seen_blocks();
         const int64_t keys = (stored / BLOCKS_AT_ONCE + stored % BLOCKS_AT_ONCE) * (shape_.dim / PER_NIBBLE_WORD);
@@ -366,7 +370,8 @@ class NibbleAttention : public AttentionTasks<typename Numbers::Exact> {
         });
     }
 
-    // Scales and centers of the stored blocks' values that rows see, zeros around them; the exact block's values, zeros behind them.
+    // Copies the scales and centers of the stored blocks' values that rows attend to, with zeros around them, and the
+    // exact block's values, followed by zeros.
     void look_at_values(const NibbleSplit &split, Space &space) const {
         const int groups = value_groups(shape_.dim), stored = split.stored();
         for (int g = 0; g < groups; g++) {
@@ -418,7 +423,7 @@ class NibbleAttention : public AttentionTasks<typename Numbers::Exact> {
                                      shape_.lanes);
     }
 
-    // Scores of all blocks of the split.
+    // Computes the scores of all blocks of the split.
     template <int ROWS>
     void score(const NibbleSplit &split, const Space &space, const Head &head, int row, NibbleFetch &fetch,
                float *scores) const {

@@ -14,13 +14,13 @@ namespace twostroke {
 namespace {
 
 using bytes::Words;
-constexpr int64_t VECTORS = PANEL / bytes::LANES;       // of a panel
-constexpr int64_t TILE_ROWS = bytes::MOST_SUMS / 2;     // of a pass over an unpacked panel, two vectors at a time
-constexpr int64_t AHEAD = 8192;                         // bytes that reading asks for in advance
+constexpr int64_t VECTORS = PANEL / bytes::LANES;       // vectors of a panel
+constexpr int64_t TILE_ROWS = bytes::MOST_SUMS / 2;     // rows of a pass over an unpacked panel, two vectors at a time
+constexpr int64_t AHEAD = 8192;                         // bytes that are prefetched ahead of the reading
 
-constexpr uint8_t FP4_HALVES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};  // twice, plus 12
+constexpr uint8_t FP4_HALVES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};  // 2 * FP4 + 12
 
-// How codes lie in a panel. `word` has four inputs of each lane's output.
+// How a panel stores codes. `word` returns four inputs of each lane's output.
 struct Nibbles {
     static constexpr int UNIT = 32, WORDS = 4, MOST = 15;
     static Words word(const char *at, int step) {
@@ -59,14 +59,14 @@ struct Whole {
     static Words word(const char *at, int step) { return bytes::load(at + step * PANEL * 4); }
 };
 
-// What was unpacked from `Packed`.
+// Codes that were unpacked from `Packed`.
 template <class Packed>
 struct Unpacked {
     static constexpr int UNIT = Packed::UNIT, WORDS = UNIT / 4, MOST = Packed::MOST;
     static Words word(const char *at, int step) { return bytes::load(at + step * PANEL * 4); }
 };
 
-// Rows, as they are multiplied with a panel.
+// Rows in the form in which they are multiplied with a panel.
 struct Inputs {
     const int8_t *codes;  // [rows][inputs]
     const float *scales, *sums;  // [rows][units]
@@ -83,7 +83,7 @@ struct Inputs {
     }
 };
 
-// What one unit of V vectors of outputs adds to the sums [R][32] of R rows.
+// Adds one unit of V vectors of outputs to the sums [R][32] of R rows.
 template <class Codes, int R, int V>
 inline void add_unit(const char *at, const Inputs &x, int64_t unit, const UnitFacts &facts, int column, float *sums) {
     using Sum = bytes::Sum<Codes::MOST>;
@@ -128,7 +128,7 @@ inline void add_unit(const char *at, const Inputs &x, int64_t unit, const UnitFa
     }
 }
 
-// Rows that are few enough to be multiplied with codes as they are unpacked, all vectors side by side.
+// Multiplies few rows with codes while they are unpacked, all vectors side by side.
 template <class Codes, int R>
 void multiply_direct(const Linear &w, int64_t panel, const Inputs &x, float *sums) {
     constexpr int V = R * VECTORS <= bytes::MOST_SUMS ? int(VECTORS) : 2;
@@ -153,14 +153,14 @@ void multiply_tile(const char *tile, const UnitFacts *facts, const Inputs &x, fl
             add_unit<Codes, R, V>(tile + unit * Codes::WORDS * PANEL * 4 + column * 4, x, unit, facts[unit], column, sums);
 }
 
-// f(number) for the constant number that `count` is, 1 to MOST.
+// Calls f with `count`, from 1 to MOST, as a compile-time constant.
 template <int MOST, class F>
 inline void as_constant(int64_t count, F f) {
     if (count == MOST) return f(std::integral_constant<int, MOST>());
     if constexpr (MOST > 1) as_constant<MOST - 1>(count, f);
 }
 
-// A panel's bytes and facts, unpacked once for many rows.
+// A panel's bytes, scales and mins, unpacked once for many rows.
 struct Tile {
     std::vector<char> bytes;
     std::vector<UnitFacts> facts;
@@ -203,7 +203,7 @@ void multiply_panel(const Linear &w, int64_t panel, const Rows &rows, const Inpu
     }
 }
 
-// f of what reads the codes.
+// Calls f with the class that reads the codes.
 template <class F>
 void with_codes(const Layout &layout, F f) {
     switch (layout.bits) {
@@ -214,7 +214,7 @@ void with_codes(const Layout &layout, F f) {
     }
 }
 
-// `unit` inputs as int8; their scale and sum.
+// Rounds `unit` inputs to int8, and computes their scale and sum.
 inline void quantise_unit(const uint16_t *x, int64_t unit, int8_t *codes, float &scale, int32_t &sum) {
     uint32_t highest = 0;
     for (int64_t i = 0; i < unit; i++) highest = std::max(uint32_t(x[i]) << 16 & 0x7fffffff, highest);
