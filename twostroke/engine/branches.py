@@ -34,14 +34,17 @@ def cpu_backend(config: WorkerConfig, spec: ModelSpec, model_dir: Path, _device:
     from twostroke.engine.ranks.cpu import RankedOnCpus
 
     code = code_of(spec)
-    # Code that is not ours adds nothing to its products, whatever is put into a step.
+    # Foreign code cannot add adapters to its matrix products.
     branches = RunnerBranches(ModelAdapters if code is None else None, code)
     backend = CpuBackend(spec, model_dir, layouts_in(model_dir), branches)
     return RankedOnCpus(backend) if config.ranks > 1 else backend
 
 
 def cuda_backend(config: WorkerConfig, spec: ModelSpec, model_dir: Path, device: torch.device) -> Backend[CudaPlan]:
-    """Raises ConfigError where the machine has too few devices, or GPUs do not compute what is asked for."""
+    """Returns the backend of CUDA devices.
+
+    Raises ConfigError where the machine has too few of them, or where GPUs do not compute what is configured.
+    """
     from twostroke.engine.backends.cuda.backend import CudaBackend
     from twostroke.engine.backends.cuda.fit import devices_from, read_memory
     from twostroke.engine.ranks.cuda import RankedOnDevices
@@ -54,7 +57,7 @@ def cuda_backend(config: WorkerConfig, spec: ModelSpec, model_dir: Path, device:
 
 
 def code_of(spec: ModelSpec) -> ForeignCode | None:
-    """Returns the code that computes a model; None: ours."""
+    """Returns the foreign code that computes a model; None where our decoders do."""
     if spec.generic is None:
         return None
     from twostroke.engine.generic.trial import GenericCode  # loads transformers, which our decoders do without

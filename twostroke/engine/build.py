@@ -1,4 +1,4 @@
-"""From a worker's config to what computes its steps: one backend plans and loads it."""
+"""Builds a worker's engine from its config: one backend plans it and loads it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from twostroke.observability.profiler import Profiler
 def build_runner(config: WorkerConfig, model_dir: Path | None, profiler: Profiler | None = None) -> BuiltEngine:
     """Claims the page memory and loads the model. `model_dir` is None only for a paced model.
 
-    The runner shows `profiler` the parts of its steps. Raises ConfigError or UnsupportedModel before anything is
-    started, also where the model's files were changed while it was loaded.
+    The runner records the parts of its steps in `profiler`. Raises ConfigError or UnsupportedModel, also where the
+    model's files were changed while they were loaded.
     """
     if config.model.is_paced:
         return _plan_and_load(paced_backend(), config, profiler)
@@ -50,7 +50,7 @@ def _build_model(config: WorkerConfig, model_dir: Path, profiler: Profiler | Non
 
 
 def _plan_and_load(backend: Backend[Plan], config: WorkerConfig, profiler: Profiler | None) -> BuiltEngine:
-    """Loads what the backend plans of a config. Raises ConfigError where a length that is asked for does not fit."""
+    """Loads what the backend plans for a config. Raises ConfigError where the configured length does not fit."""
     plan = backend.plan(config)
     if config.model.max_model_len is not None:
         plan.memory.size.check(config.model.max_model_len)

@@ -1,4 +1,5 @@
-"""Whether a row's result depends on nothing but its sequence, and why; tried on the loaded model before it serves."""
+"""Determinism: whether results depend on nothing but their sequence, and why. It is tried on the loaded model before it
+serves."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:  # torch, which a fleet of paced workers does without
 
 @dataclass(frozen=True, slots=True)
 class Determinism:
-    """A check of one engine's tokens and pages: their bits do not depend on other streams, chunks or threads."""
+    """Whether the bits of an engine's tokens and pages are independent of other streams, of chunks and of threads."""
 
     holds: bool
     why: str
@@ -41,9 +42,9 @@ TRIED_TOKENS: Final = 53
 """Tokens of the prompt: some blocks and a tail. As a whole they are a large and a small tile; in chunks they are
 others."""
 CUTS: Final = (1, 8, 41)
-"""Sizes of the chunks that the prompt is cut into the second time: one row, few and many."""
+"""Tokens after which the prompt is cut the second time: its chunks have one row, few or many."""
 COMPANY: Final = (1, 0, 17, 3)
-"""Rows of a neighbour before each chunk."""
+"""Rows of another prompt before each chunk, in the same step."""
 
 DRAW: Final = SamplingParams(seed=0, max_tokens=1)
 
@@ -55,7 +56,7 @@ class TriedRunner(Protocol):
 def check_deterministic(
     runner: TriedRunner, memory: PageMemory, *, block_size: int, vocab: int, longest: int, with_head: bool
 ) -> None:
-    """Computes a prompt twice: whole, and in chunks together with another one. No page may be held yet.
+    """Computes a prompt twice: whole, and in chunks together with another one. No page may be in use yet.
 
     Raises ConfigError where its pages or its logits differ in a bit.
     """
@@ -104,8 +105,10 @@ class _Trial:
 
 
 def _in_all_groups(batch: Batch, layout: PoolLayout, block_size: int) -> Batch:
-    """Returns the step with pages of other groups in the rows that those of the first have, and scratch in their
-    own."""
+    """Returns the step with places in the other page groups, too.
+
+    Their pages have the same numbers as those of the first group. Scratch pages are each group's own.
+    """
 
     def places(scratch: int) -> GroupPlaces:
         rows, offsets = np.divmod(batch.write_slots, block_size)

@@ -1,4 +1,5 @@
-"""The port of the engine's branches: what they add to the steps of a model, and what the engine offers besides steps.
+"""The interface of the engine's branches: what they add to the steps of a model, and what the engine offers besides
+steps.
 
 `branches.py` is the table that hands a branch's objects to a backend. No backend knows any of them. No torch here.
 """
@@ -26,37 +27,38 @@ if TYPE_CHECKING:  # torch, which a fleet of paced workers does without
     from twostroke.models.spec import ModelSpec
 
 Offers = Mapping[type, Any]
-"""What an engine offers besides steps, by its interface."""
+"""Objects that an engine offers besides steps, each by its interface."""
 
 
 class ExtraMessage(Protocol):
-    """What the first process of a worker tells the others. It can be pickled."""
+    """A message from the first process of a worker to the others. It can be pickled."""
 
     def on(self, receiver: Any) -> None:
-        """Does it in another process, on the receiver of its extra."""
+        """Carries the message out in another process, on the receiver of that process's extra."""
 
 
 @dataclass(frozen=True, slots=True)
 class OtherProcesses:
-    """How the first process of a worker reaches the others. Both raise RankLost."""
+    """How the first process of a worker reaches the others. Both calls raise RankLost."""
 
     tell: Callable[[ExtraMessage], None]
-    """Lets them do what it says between two steps, and returns when they have."""
+    """Has the other processes carry out a message between two steps, and returns when they have."""
     aside: Callable[[ExtraMessage], None]
-    """Lets them do it while steps run. Raises ConfigError where one of them cannot."""
+    """Has them carry out a message while steps run, and returns when they have. Raises ConfigError where one of them
+    cannot."""
 
 
 class StepExtra(Protocol):
     """A feature that adds to the steps of one loaded model, or of a share of it."""
 
     def of_step(self, batch: Batch) -> Any:
-        """Returns what is added to this step, in the form in which the model takes it. None: nothing."""
+        """Returns what is added to this step, in the form in which the model takes it, or None for nothing."""
 
     def offers(self, others: OtherProcesses | None) -> Offers:
         """Returns what the first process offers; `others` is None where a worker has one process."""
 
     def receiver(self) -> Any:
-        """Returns what messages of the first process are done on, in another process."""
+        """Returns the object on which messages of the first process are carried out, in another process."""
 
 
 class NoExtra:
@@ -79,14 +81,14 @@ class ExtraOfModel(Protocol):
     """Makes the extra of a loaded model. It can be pickled."""
 
     def __call__(self, directory: Path, spec: ModelSpec, dtype: torch.dtype, *, linears: Linears | None) -> StepExtra:
-        """`linears` makes products as the model's are made. None: the native forward pass computes them."""
+        """`linears` computes matrix products in the way of the model's. None: the native forward pass computes them."""
 
 
 class ForeignCode(Protocol):
-    """Code that computes models of its own. Without it, our decoders compute them."""
+    """Code of others that computes models. Without it, our decoders compute them."""
 
     def load(self, directory: Path, spec: ModelSpec, backend: AttentionBackend, options: LoadOptions) -> Model:
-        """Raises ConfigError for weights that it cannot load."""
+        """Loads a model. Raises ConfigError for weights that it cannot load."""
 
     def tried(
         self,
@@ -97,7 +99,7 @@ class ForeignCode(Protocol):
         config: ModelConfig,
         pool: AnyPool,
     ) -> Determinism:
-        """Tries a loaded model over the pages of a pool. Raises ConfigError where it cannot serve so."""
+        """Tries a loaded model over the pages of a pool. Raises ConfigError where the trial fails."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,7 @@ class EngineThread:
         self.profiler = profiler or Profiler()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=THREAD_NAME, initializer=_show_name)
         self.is_lost = False
-        """Whether nobody waits for it any more: it may never come back from the step in flight. Its process is about to
-        end."""
+        """Whether the thread was given up: its step in flight may never end. The process is about to end."""
 
     def start(self, batch: Batch) -> asyncio.Future[StepResult]:
         """Starts a step. The step is under way when this returns."""
@@ -59,12 +58,12 @@ class EngineThread:
         self._thread.shutdown()
 
     def _run_for(self, loop: asyncio.AbstractEventLoop, started: asyncio.Future[StepResult], batch: Batch) -> None:
-        """Runs a step, and tells the loop of whoever waits for it by one call: every step has one."""
+        """Runs a step, and hands its result to the event loop in one call, because this happens at every step."""
         result: StepResult | None = None
         error: BaseException | None = None
         try:
             result = self._run(batch)
-        except BaseException as failure:  # whoever waits gets it
+        except BaseException as failure:  # raised where the step is awaited
             error = failure
         with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
             loop.call_soon_threadsafe(_end_step, started, result, error)
@@ -77,7 +76,7 @@ class EngineThread:
 
 
 def _end_step(started: asyncio.Future[StepResult], result: StepResult | None, error: BaseException | None) -> None:
-    if started.done():  # whoever waited was cancelled
+    if started.done():  # the task that awaited it was cancelled
         return
     if error is not None:
         started.set_exception(error)

@@ -1,1 +1,2 @@
-"""Adapters as the engine has them: slots and products."""
+"""LoRA adapters in the engine: the slots that hold them, for real models, paced models and workers of several
+processes."""

@@ -1,4 +1,4 @@
-"""The adapters of a real model, in the form in which its products take them."""
+"""LoRA adapters of a real model, in the form in which its matrix products use them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ from twostroke.models.weights.stored.formats import open_weights
 from twostroke.scheduler.batch import Batch
 
 ADAPTED: Final = tuple(family.architecture for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3))
-"""Families with the seven projections of `ProjectionShapes` in every layer, whose rows lie as in their files."""
-OF_MLP: Final = frozenset({"gate_proj", "up_proj", "down_proj"})
+"""Families whose adapters are computed: every layer has the seven projections of `ProjectionShapes`, with rows in the
+order of the model's files."""
+MLP_PROJECTIONS: Final = frozenset({"gate_proj", "up_proj", "down_proj"})
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 Key = tuple[int, str]
-"""A layer and a projection."""
+"""A layer's index, and the name of a projection in it."""
 
 
 class ModelAdapters:
@@ -44,7 +45,8 @@ class ModelAdapters:
     def __init__(self, directory: Path, spec: ModelSpec, dtype: torch.dtype, *, linears: Linears | None) -> None:
         """See `twostroke.engine.extras.ExtraOfModel`.
 
-        Reads the model's files now, while they are those that the model was loaded from. Raises what opening them does.
+        Reads row factors from the model's files at once: later, other files may have replaced those that were loaded.
+        Raises what opening them raises.
         """
         self._directory = directory
         self._spec = spec
@@ -53,11 +55,15 @@ class ModelAdapters:
         self._shapes, self._whole_shapes = ProjectionShapes.of(spec), ProjectionShapes.of(spec.whole)
         self._prepared: dict[bytes, Any] = {}
         self._row_factors = self._read_row_factors()
-        """Factors by which rows of the model's projections were multiplied: an adapter's rows are, too."""
+        """Factors that rows of the model's projections were multiplied by. An adapter's rows are multiplied by them,
+        too."""
 
     def prepare(self, adapter: Adapter) -> Any:
-        """Raises UnsupportedFeature for a model whose adapters are not computed, and ConfigError for an adapter that
-        does not fit."""
+        """Returns this process's share of the adapter, in the form that steps compute with.
+
+        Raises UnsupportedFeature for a model whose adapters are not computed, and ConfigError for an adapter that does
+        not fit.
+        """
         self._check_computed()
         adapter.check_fits(self._whole_shapes)
         if self._spec.share is not None:
@@ -91,7 +97,7 @@ class ModelAdapters:
         del self._prepared[digest]
 
     def of_step(self, batch: Batch) -> StepAdapters | torch.Tensor | None:
-        """Raises KeyError for an adapter that was not put."""
+        """Returns what adapters add to this step. Raises KeyError for an adapter that was not put."""
         if not batch.weights:
             return None
         found = [None if digest is None else self._prepared[digest] for digest in batch.weights]
@@ -144,7 +150,7 @@ class LowRankTensors:
 
 
 class NativeAdapter:
-    """One adapter in bfloat16; it must live as long as a forward pass knows its address."""
+    """One adapter in bfloat16. It must not be freed while a forward pass uses its address."""
 
     def __init__(self, layers: int, parts: Mapping[tuple[int, str], LowRankTensors], scale: float) -> None:
         self._keep: list[Any] = []
@@ -161,9 +167,9 @@ class NativeAdapter:
 def added(
     adapters: Sequence[TorchAdapter | NativeAdapter | None], query_starts: Sequence[int]
 ) -> StepAdapters | torch.Tensor | None:
-    """Returns what the adapters of a step's sequences add to it; None where no sequence has one.
+    """Returns what the adapters of a step's sequences add to it; None where no sequence has an adapter.
 
-    A native forward pass takes an address for each row, int64 [tokens], 0 for none.
+    A native forward pass takes the address of an adapter for each row: int64 [tokens], 0 for none.
     """
     if not any(adapters):
         return None
@@ -176,12 +182,12 @@ def added(
 
 
 def share_of_adapter(adapter: Adapter, share: Share) -> Adapter:
-    """Returns what a process adds of an adapter that fits the whole model."""
+    """Returns a process's share of an adapter, which fits the whole model."""
     return replace(adapter, parts={key: _part(part, _cut(key, share)) for key, part in adapter.parts.items()})
 
 
 def share_of_factors(factors: dict[Key, torch.Tensor], share: Share) -> dict[Key, torch.Tensor]:
-    """Returns the factors of the rows that a process has of each projection, of those of the whole model."""
+    """Returns the factors of the rows that a process has, out of those of the whole model."""
     return {key: each[_own(_cut(key, share), len(each))] for key, each in factors.items()}
 
 
@@ -198,7 +204,7 @@ def _own(cut: Cut, whole: int) -> slice:
 
 def _cut(key: Key, share: Share) -> Cut:
     layer, projection = key
-    module = "mlp" if projection in OF_MLP else "self_attn"
+    module = "mlp" if projection in MLP_PROJECTIONS else "self_attn"
     cut = cut_of(share, f"model.layers.{layer}.{module}.{projection}.weight")
     assert cut is not None, "shares cut every projection that an adapter may change"
     return cut

@@ -1,6 +1,6 @@
-"""Adapters of a worker of several ranks: the first one tells the others which to have.
+"""Adapters of a worker of several ranks: the first rank tells the others which adapters to prepare, use and drop.
 
-Each rank prepares its share of an adapter while steps run. Between two steps all of them begin to use it.
+Each rank prepares its share of an adapter while steps run. Between two steps all ranks begin to use it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from twostroke.models.adapters.peft import Adapter
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OtherRankAdapters:
-    """The adapters of another rank than the first."""
+    """The adapters of a rank other than the first."""
 
     slots: AdapterSlots
     prepared: dict[bytes, Any] = field(default_factory=dict)
-    """Adapters that no step uses yet, as they came."""
+    """Prepared adapters by digest that no step uses yet, in the order in which they came."""
 
     def take(self, digest: bytes) -> Any:
-        """Returns what was prepared of an adapter.
+        """Removes and returns what was prepared of an adapter.
 
-        The first rank begins to use adapters in the order in which they come. What came before has been given up.
+        The first rank begins to use adapters in the order in which they came. So those that came before this one were
+        given up, and are removed, too.
         """
         for earlier in itertools.takewhile(lambda each: each != digest, list(self.prepared)):
             self.prepared.pop(earlier, None)
@@ -40,15 +41,16 @@ class PrepareAdapter:
     adapter: Adapter
 
     def on(self, rank: OtherRankAdapters) -> None:
-        """Raises what preparing it raises: a rank may have less memory than the first one, or cannot read a file."""
+        """Prepares the adapter. Raises what the slots raise: this rank may have less memory than the first, or be
+        unable to read a file."""
         prepared = rank.slots.prepare(self.adapter)
-        rank.prepared.pop(self.adapter.digest, None)  # it was given up: this one comes later
+        rank.prepared.pop(self.adapter.digest, None)  # given up before; the new one goes to the end of the order
         rank.prepared[self.adapter.digest] = prepared
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUpAdapter:
-    """Tells a rank to forget what it has prepared, since another one could not."""
+    """Tells a rank to forget an adapter that it has prepared, because another rank could not prepare its share."""
 
     digest: bytes
 
@@ -58,7 +60,7 @@ class GiveUpAdapter:
 
 @dataclass(frozen=True, slots=True)
 class PutAdapter:
-    """Tells a rank to use what it has prepared."""
+    """Tells a rank to use an adapter that it has prepared."""
 
     digest: bytes
 
@@ -80,14 +82,14 @@ class RankedAdapters:
     """The `AdapterSlots` of a worker of several ranks."""
 
     def __init__(self, own: AdapterSlots, others: OtherProcesses) -> None:
-        """`own`: those of the first rank."""
+        """`own` are the slots of the first rank."""
         self._own = own
         self._others = others
 
     def prepare(self, adapter: Adapter) -> Any:
-        """Raises what the first rank's slots raise, ConfigError where another rank cannot prepare it, and RankLost.
+        """Prepares the adapter at all ranks, or at none if one of them cannot.
 
-        What one rank cannot prepare is prepared at none of them.
+        Raises what the first rank's slots raise, ConfigError where another rank cannot prepare it, and RankLost.
         """
         prepared = self._own.prepare(adapter)
         try:

@@ -32,7 +32,7 @@ class PacedAdapters(NoExtra):
         return self.seeds(batch.weights) if batch.weights else None
 
     def seeds(self, adapters: Sequence[bytes | None]) -> npt.NDArray[np.uint64]:
-        """Returns a number for each, 0 for none. Raises KeyError for one that is not loaded."""
+        """Returns a seed for each adapter, 0 for None. Raises KeyError for an adapter that is not loaded."""
         return np.array([self._seeds[adapter] for adapter in adapters], np.uint64)
 
     def offers(self, others: OtherProcesses | None) -> Offers:

@@ -1,4 +1,4 @@
-"""Adapters as the engine offers them to its worker."""
+"""The interface by which a worker loads adapters into its engine."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ class AdapterSlots(Protocol):
     """Adapters that steps may name in `Batch.weights`. An engine that computes them offers this interface."""
 
     def prepare(self, adapter: Adapter) -> Any:
-        """Returns the adapter in the form that steps compute with; on any thread. Raises ConfigError if it does not
-        fit the model."""
+        """Returns the adapter in the form that steps compute with. Any thread may call it. Raises ConfigError if the
+        adapter does not fit the model."""
 
     def put(self, digest: bytes, prepared: Any) -> None:
-        """Lets steps use it; on the engine thread, in a moment."""
+        """Lets steps use the adapter. Only the engine thread calls it; it returns quickly."""
 
     def drop(self, digest: bytes) -> None:
-        """Forgets an adapter that no step uses any more; on the engine thread."""
+        """Forgets an adapter that no step uses any more. Only the engine thread calls it."""
 
 
 class NoSlots:

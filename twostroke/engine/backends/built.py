@@ -1,4 +1,4 @@
-"""The contract of a backend: what it plans of a worker's config, and what it loads of a plan.
+"""The interface of a backend: it makes a plan from a worker's config, and loads an engine from the plan.
 
 A plan is a frozen value: the bytes of each process and the pages. Making one touches no device and claims no memory, so
 that whatever cannot be served is refused before anything is loaded. `twostroke bill` shows plans.
@@ -30,26 +30,26 @@ class KernelsInUse:
     """What computes the steps of a worker on a CPU."""
 
     variant: str
-    """The build of the native kernels, or torch."""
+    """Name of the native kernels' build, or of torch where it computes."""
     reason: str
-    """Why this one."""
+    """The reason why this variant was chosen."""
     threads: int
-    """Threads of the worker's own, in all processes."""
+    """The worker's own threads, summed over its processes."""
     ranks: int = 1
-    """Processes that compute together."""
+    """Number of processes that compute each step together."""
 
 
 class Neighbours(Protocol):
     """The other workers of a host. Their cores may be borrowed."""
 
     def tell_prompts(self, prompts: WaitingPrompts) -> None:
-        """Tells them which prompts wait here."""
+        """Tells the other workers which prompts wait at this one."""
 
     def prompts_beside(self) -> WaitingPrompts:
-        """Returns the prompts that wait there and would be computed sooner with cores of this worker."""
+        """Returns the prompts that wait at other workers and would be computed sooner with cores of this one."""
 
     def measuring(self) -> AbstractContextManager[None]:
-        """Waits until no other worker measures. After some seconds it measures at the same time."""
+        """Returns a context that waits, for some seconds at most, until no other worker measures."""
 
     def lend(self) -> None:
         """Lets them borrow this worker's cores at once: it runs no step for a while."""
@@ -62,30 +62,31 @@ class BuiltEngine:
     runner: Runner
     determinism: Determinism
     neighbours: Neighbours | None = None
-    """Workers that this one lends its cores to and borrows from, if it has any use for that."""
+    """The workers that this one lends cores to and borrows cores from. None where it does neither."""
     kernels: KernelsInUse | None = None
-    """None where a device computes, or nothing does."""
+    """What computes on the CPU. None for a device and for a paced model."""
     offers: Offers = field(default_factory=dict)
     weights: MemoryUse | None = None
-    """None for a paced model, which has none."""
+    """Memory of the weights. None for a paced model, which has no weights."""
     expert_load: ExpertLoad | None = None
-    """How much each expert had to do; None for a model without experts."""
+    """Tokens that each expert has computed. None for a model without experts."""
     lost: Future[EngineLost] | None = None
-    """Is done when a part of the engine that no step waits for is lost; None where that cannot be."""
+    """Completes when a part of the engine is lost that no step waits for. None where that cannot happen."""
 
     @property
     def memory_use(self) -> tuple[MemoryUse, ...]:
-        """Returns what was predicted and what is measured, part by part."""
+        """Returns the predicted and the measured bytes of each part of the memory."""
         return (pages_use(self.memory), *([] if self.weights is None else [self.weights]))
 
     def close(self) -> None:
-        """Closes both. A runner on an engine thread is closed by that thread; then only `memory` is left to close."""
+        """Closes runner and memory. A runner on an engine thread is closed by that thread; then only `memory` is left
+        to close."""
         self.runner.close()
         self.memory.close()
 
 
 class BackendPlan(Protocol):
-    """What a backend plans."""
+    """The plan of one worker."""
 
     @property
     def memory(self) -> MemoryPlan:
@@ -99,7 +100,7 @@ class Backend(Protocol[Plan]):
     """What computes the steps of a worker on one kind of device."""
 
     def plan(self, config: WorkerConfig) -> Plan:
-        """Raises ConfigError or UnsupportedModel for what the backend cannot serve."""
+        """Returns what a worker will hold. Raises ConfigError or UnsupportedModel for what the backend cannot serve."""
 
     def load(self, plan: Plan, profiler: Profiler | None) -> BuiltEngine:
         """Claims the page memory and loads the weights. Raises ConfigError for what cannot be loaded."""
@@ -107,7 +108,7 @@ class Backend(Protocol[Plan]):
 
 @contextmanager
 def closed_on_error(memory: Pages) -> Iterator[None]:
-    """Closes the page memory of an engine that cannot be loaded within."""
+    """Closes the page memory if the body, which loads an engine over it, raises."""
     try:
         yield
     except BaseException:

@@ -1,4 +1,5 @@
-"""Facts about a worker's loaded model and its page pool, for everybody but the engine. No torch here."""
+"""Facts about a worker's loaded model and its page pool, for the parts of a worker that compute nothing. No torch
+here."""
 
 from __future__ import annotations
 
@@ -29,11 +30,11 @@ if TYPE_CHECKING:  # torch, which a fleet of paced workers does without
     from twostroke.models.spec import ModelSpec
 
 PIECE_TOKENS = 16
-"""Tokens of a piece of the native order: blocks of a multiple of them are cut into pieces."""
+"""Tokens of a piece in the native order. Blocks are cut into pieces if their size is a multiple of it."""
 GROUPS_APART = ";groups=apart"
-"""Added to the fingerprint where the layers of a block lie in a page of each page group."""
+"""Added to the fingerprint where each page group of the model has pages of its own."""
 NATIVE_ORDER = ";order=pieces"
-"""Added to the fingerprint where the native kernel keeps tokens in an order of its own: native/page.h."""
+"""Added to the fingerprint where native kernels store the tokens of a page in their own order: see native/page.h."""
 
 TRACES: Final = ("_name_or_path", "transformers_version")
 """Fields of a config.json that say which program saved it last."""
@@ -41,7 +42,7 @@ TRACES: Final = ("_name_or_path", "transformers_version")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """Facts about the loaded model and its page pool, for everybody but the engine."""
+    """Facts about the loaded model and its page pool, for the parts of a worker that compute nothing."""
 
     name: str
     """The name by which clients call it."""
@@ -52,7 +53,7 @@ class LoadedModel:
     kv_form: KvForm
     """The form of its pages."""
     conversion: Conversion | None = None
-    """How pages of prefill workers become those of decode workers, where these have another form."""
+    """How pages of prefill workers are converted for decode workers. None where both have the same form."""
     block_size: int
     page_bytes: int
     """Bytes of a page of the first page group."""
@@ -61,7 +62,8 @@ class LoadedModel:
     advice: str
     """Advice to the operator about the size of the page pool, or empty."""
     fingerprint: str
-    """Workers whose fingerprints differ hold different KV and never exchange pages. It says nothing of the form."""
+    """Workers whose fingerprints differ hold different KV and never exchange pages. It does not include the page form.
+    """
     further: tuple[PageRegion, ...] = ()
     """The pages of further page groups."""
     page_groups: tuple[PageGroup, ...] = ()
@@ -76,7 +78,7 @@ class LoadedModel:
 
     @property
     def window_shape(self) -> WindowShape | None:
-        """Returns where window parts of blocks lie, if layers with a window keep theirs apart."""
+        """Returns how the pages of the window group are laid out; None where there is no such group."""
         if not self.further:
             return None
         window = self.page_groups[-1].window
@@ -103,7 +105,7 @@ def model_facts(
     model_dir: Path,
     key_centers: torch.Tensor | None,
 ) -> LoadedModel:
-    """Returns the facts about a model in a directory. `key_centers` are for pages that are converted."""
+    """Returns the facts about a model in a directory. `key_centers` are needed where pages are converted."""
     facts = facts_of(
         config,
         plan,
@@ -158,7 +160,7 @@ def conversion_of(
     groups: tuple[PageGroup, ...],
     key_centers: torch.Tensor | None,
 ) -> Conversion | None:
-    """Returns how pages of prefill workers become those of decode workers, if these have another form."""
+    """Returns how pages of prefill workers are converted for decode workers. None where both have the same form."""
     prefill, decode = (kv_format_of(config.cache, config.model, role) for role in (Role.PREFILL, Role.DECODE))
     if prefill == decode:
         return None
@@ -181,7 +183,7 @@ def _kv_form(config: WorkerConfig) -> KvForm:
 
 
 def _revision_of(directory: Path, spec: ModelSpec) -> str:
-    """Returns hashes of the config, of what it and the served length make of attention, and of the tokenizer."""
+    """Returns hashes of the config, of the attention that config and served length lead to, and of the tokenizer."""
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     for trace in TRACES:
         config.pop(trace, None)

@@ -34,10 +34,10 @@ class ProcessNeeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """What a worker holds."""
+    """The memory of a worker: its pages, and what its processes hold besides."""
 
     longest: int
-    """Tokens of a request, prompt and answer together."""
+    """Most tokens of a request, prompt and answer together."""
     groups: tuple[PageGroup, ...]
     """The layers of each page group."""
     shapes: tuple[PageShape, ...]
@@ -47,13 +47,13 @@ class MemoryPlan:
     processes: tuple[ProcessNeeds, ...] = ()
     """The processes that compute together; none for a paced model, which computes nothing."""
     weights_kind: str = "none"
-    """How weights are held."""
+    """The format in which processes hold their weights."""
     shared_bytes: int = 0
-    """Memory in which the processes meet."""
+    """Bytes of the memory in which the processes add up their results."""
 
     @property
     def weights(self) -> WeightBytes:
-        """What all processes hold, and what they read for one step."""
+        """Bytes of all processes' weights, and how many of them a step reads."""
         found = [each.weights for each in self.processes]
         return WeightBytes(sum(each.total for each in found), sum(each.step for each in found))
 
@@ -64,19 +64,20 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedPool:
-    """The values that the pages of a worker follow from, besides the bytes that there are for them."""
+    """What the pages of a worker follow from, besides the bytes that are available for them."""
 
     config: WorkerConfig
     groups: tuple[PageGroup, ...]
     sizes: tuple[int, ...]
     """Bytes of a page of each group."""
     longest_sequence: int
-    """Tokens that the model was made for."""
+    """Most tokens of a sequence that the model was made for."""
     on_gpu: bool = False
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request. Raises ConfigError where more are asked for than the model was made for."""
+        """Tokens of the longest request. Raises ConfigError where --max-model-len is more than the model was made
+        for."""
         wanted = self.config.model.max_model_len
         if wanted is not None and wanted > self.longest_sequence:
             raise ConfigError(
@@ -96,7 +97,7 @@ class PlannedPool:
     ) -> MemoryPlan:
         """Returns what fits into this many bytes. Raises ConfigError where that is too little.
 
-        `beside`: bytes that each page of a group takes elsewhere in the same memory.
+        `beside`: for each group, the bytes that each of its pages takes elsewhere in the same memory.
         """
         taken = tuple(map(sum, zip(self.sizes, beside or [0] * len(self.sizes), strict=True)))
         pool = SharedPool.of(self.config, self.groups, taken, longest=self.longest, on_gpu=self.on_gpu)
@@ -118,11 +119,11 @@ class MemoryUse:
     """One part of a worker's memory."""
 
     part: str
-    """"pages" or "weights"."""
+    """What this part holds, such as "pages" or "weights"."""
     billed_bytes: int
     """Bytes as `twostroke bill` counts them."""
     measured_bytes: int | None
-    """Bytes as the system says; None where the system does not measure this part separately."""
+    """Bytes that the operating system reports; None where it does not measure this part separately."""
 
 
 def pages_use(memory: Pages) -> MemoryUse:

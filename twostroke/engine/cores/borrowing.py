@@ -18,26 +18,30 @@ from twostroke.scheduler.batch import Batch
 TRIED_STEPS = 5
 """Number of steps of one kind that are timed on each side of a comparison."""
 HOPELESS_STEPS = 2
-"""A trial ends after this many steps in a row that each take longer than usual."""
+"""A trial ends after this many steps of a kind if even the shortest takes longer than the longest usual step."""
 HOPELESS = 1.5
-"""A trial ends at once when a step takes this many times the longest usual step. A prompt that half of the cores
-compute in a trial has a late first token."""
+"""A trial ends at once if its first step of a kind takes this many times as long as the longest usual one. A prompt
+that half of the cores compute in a trial has a late first token."""
 FIRST_S, FIRST_OF_PROMPTS_S, MOST_S = 0.16, 1.0, 60.0
-"""Seconds of steps between two comparisons, at first and at most. The pause doubles after each comparison that changed
-nothing. The first comparison of prompts comes later: they begin in the way that is usually right."""
+"""Seconds of steps between two comparisons: at first, at first for prompts, and at most.
+
+The pause doubles after each comparison that changed nothing. Prompts wait longer for their first comparison, since they
+begin with what is usually right: borrowing.
+"""
 TRIALS_APART = 20
-"""The next trial waits at least this many times the length of a trial that changed nothing."""
+"""After a trial that changed nothing, the next one waits at least this many times as long as the trial took."""
 WORTH = 0.85
 """The other way is preferred when its mean time is below this share of the usual one. Stalls count in full."""
 CONTEXT_TOKENS = 2048
 """Steps are alike when their contexts differ by less than this many tokens."""
 PROMPT_TOKENS = 16
-"""A step with as many tokens of prompts is one of prompts; the tail of a prompt makes no step longer."""
+"""A step with at least this many prompt tokens is judged with prompts. Fewer, such as a prompt's tail, make no step
+longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepKind:
-    """Steps of one kind take about the same time."""
+    """What steps are compared by: those of one kind take about the same time."""
 
     streams: int
     prompt_tokens: int
@@ -64,7 +68,8 @@ class Trials:
     """Steps with and without borrowed cores, in turns that grow rarer while nothing changes."""
 
     def __init__(self, *, wanted: bool, first_s: float) -> None:
-        """`first_s`: seconds of steps before the first comparison, and before the next after one that changed it."""
+        """`first_s`: seconds of steps before the first comparison, and before the next one whenever `wanted` was
+        changed."""
         self.wanted = wanted
         """Whether the next step should borrow what it can."""
         self._seconds: dict[bool, dict[StepKind, list[float]]] = {True: {}, False: {}}
@@ -77,7 +82,7 @@ class Trials:
     def observe(self, kind: StepKind, seconds: float, borrowed: int) -> None:
         """Notes how long a step took, and on how many borrowed cores."""
         if self.wanted and not borrowed:
-            return  # nothing was to be had: that says nothing
+            return  # no core could be borrowed, so this step shows nothing
         times = self._seconds[self.wanted].setdefault(kind, [])
         times.append(seconds)
         del times[:-TRIED_STEPS]
@@ -107,10 +112,10 @@ class Trials:
         return self._seconds[self.wanted].get(kind, []), self._seconds[not self.wanted].get(kind, [])
 
     def _compared(self) -> tuple[int, float, float]:
-        """Returns how many steps of a trial have usual steps of the same kind to compare with, and the mean seconds of
-        both.
+        """Returns how many steps of a trial have usual steps of the same kind to compare with, and the summed seconds
+        of both.
 
-        A stream may bring several tokens, so there are steps of many kinds: those of all kinds count together.
+        A stream may bring several tokens, so there are many kinds of steps: those of all kinds count together.
         """
         count, tried_s, usual_s = 0, 0.0, 0.0
         for kind, tried in self._seconds[self.wanted].items():
@@ -123,12 +128,12 @@ class Trials:
         return count, tried_s, usual_s
 
     def _end_trial(self, count: int, tried_s: float, usual_s: float) -> None:
-        """Ends it by `count` comparisons of the seconds of its steps with those of usual ones."""
+        """Ends the trial: `count` of its steps took `tried_s`, where usual ones took `usual_s`."""
         if count >= TRIED_STEPS and tried_s < WORTH * usual_s:
             self._between_s = self._first_s
         else:
             self.wanted = not self.wanted
-            longer = 2 if count >= TRIED_STEPS else 1  # a trial that told nothing does not make the next one rarer
+            longer = 2 if count >= TRIED_STEPS else 1  # too few steps to compare do not delay the next trial
             self._between_s = min(MOST_S, max(longer * self._between_s, TRIALS_APART * self._spent_s))
         for times in self._seconds.values():
             times.clear()

@@ -24,18 +24,19 @@ from twostroke.scheduler.lateness import WaitingPrompts
 log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
-"""How often a worker looks for neighbours that began or ended since."""
+"""Seconds between two looks for workers that have started or ended."""
 
 PATIENCE_S = 2.0
-"""How long to wait for a worker that holds the folder's lock. It takes a millisecond, unless that worker is stopped."""
+"""Seconds to wait for a worker that holds the folder's lock. It is held for a millisecond, unless that worker is
+stopped."""
 
 TURN_S = 5.0
-"""How long a worker waits for its turn to measure. Each takes about half a second."""
+"""Seconds that a worker waits for its turn to measure. Each measurement takes about half a second."""
 
 TURN_POLL_S = 0.02
 
 STEP_PATIENCE_S = 0.02
-"""How long a step waits for a worker that holds the folder's lock."""
+"""Seconds that a step waits for a worker that holds the folder's lock."""
 
 RETRY_S = 0.001
 LOCK = "lock"
@@ -45,7 +46,7 @@ MOST_CORES = 4096
 """Number of cores for which the shared file has cells. Owners write there how many prompts wait."""
 
 CELLS = 3
-"""Numbers that each owner writes."""
+"""Numbers of the shared file for each core; the core's owner writes them."""
 
 MOST_WAITING_MS = 2**32 - 1
 
@@ -63,7 +64,7 @@ def check_threads(threads: int, flag: str = "--threads", processes: int = 1) -> 
 
 
 def cores_folder() -> Path:
-    """Returns the same for all workers of a user on this host, in memory where the system offers that."""
+    """Returns the folder that all workers of a user on this host share, in memory where the system offers that."""
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/none")
     if runtime.is_dir() and runtime.stat().st_uid == os.getuid():
         return runtime / "twostroke-cores"
@@ -71,17 +72,17 @@ def cores_folder() -> Path:
 
 
 class Cores:
-    """What a worker may run on. `close` gives it back; so does the end of the process."""
+    """The cores that a worker may run on. `close` gives them back; so does the end of the process."""
 
     def __init__(self, home: tuple[int, ...], *, pin: bool = False) -> None:
-        """Threads without cores of their own."""
+        """Threads run on `home`, but own no core. `claim` makes an object that owns its cores."""
         self.home = home
         self.pin = pin
         self.folder: Path | None = None
         """The folder of the leases. None if there are none, and nothing is borrowed."""
         self._borrows = False
         self._owned: list[int] = []
-        """Files, locked."""
+        """Descriptors of the locked files of the cores that this worker owns."""
         self._others: tuple[int, ...] = ()
         """Cores that other workers owned at the last look."""
         self._prompts: memoryview | None = None
@@ -123,14 +124,15 @@ class Cores:
         return cores
 
     def neighbours(self) -> tuple[int, ...]:
-        """Cores that other living workers own, to be borrowed while those idle."""
+        """Looks up the cores that other living workers own. Returns those that may be borrowed while their owners are
+        idle."""
         self._look_at_s = time.monotonic() + LOOK_S
         self._others = self._find_others()
         return self._others if self._borrows else ()
 
     @property
     def should_look(self) -> bool:
-        """Notes that other workers may have begun or ended since they were looked up."""
+        """Whether the last look is LOOK_S old, so that other workers may have started or ended since."""
         return self.folder is not None and time.monotonic() >= self._look_at_s
 
     def tell_prompts(self, prompts: WaitingPrompts) -> None:
@@ -141,7 +143,7 @@ class Cores:
             self._prompts[at], self._prompts[at + 1], self._prompts[at + 2] = told.count, told.has_late, waiting_ms
 
     def prompts_beside(self) -> WaitingPrompts:
-        """Returns the prompts that wait at other workers that would borrow a core."""
+        """Returns the prompts that wait at other workers, if these would borrow a core."""
         prompts = self._prompts
         if prompts is None:
             return WaitingPrompts()
@@ -205,12 +207,13 @@ def _owner_file(folder: Path, core: int) -> Path:
 
 @contextlib.contextmanager
 def _locked(folder: Path, patience_s: float) -> Iterator[None]:
-    """Holds the lock of the folder, and creates the folder if need be. Raises OSError where other users may enter the
-    folder, or where the lock stays taken.
+    """Holds the lock of the folder, and creates the folder if need be.
+
+    Raises OSError where other users may write to the folder, or where the lock stays taken.
     """
     deadline_s = time.monotonic() + patience_s
     while True:
-        is_last = time.monotonic() > deadline_s  # asked before it tries: who was kept waiting by others tries once more
+        is_last = time.monotonic() > deadline_s  # read before the attempt: after a long wait it tries once more
         lock = _open_lock(folder)
         if _try_lock(lock) and _is_same_file(lock, folder / LOCK):  # else the holder of the lock removed the folder
             break
@@ -228,7 +231,7 @@ def _open_lock(folder: Path) -> int:
     while True:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-        with contextlib.suppress(FileNotFoundError):  # removed in this moment
+        with contextlib.suppress(FileNotFoundError):  # removed at this moment
             _check_private(folder)
             return os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
 

@@ -14,12 +14,12 @@ from twostroke.scheduler.cost import StepTerms
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """What became of one call of the draft model."""
+    """The result of one call of the draft model."""
 
     tokens: tuple[tuple[int, ...], ...]
-    """Drafted tokens of each row; fewer than asked for where its numbers were not finite."""
+    """Drafted tokens of each row; fewer than asked for where its logits were not finite."""
     steps: tuple[tuple[StepTerms, float], ...]
-    """What each step ran, and its seconds."""
+    """The terms of each step, and its seconds."""
 
     @property
     def seconds(self) -> float:
@@ -45,8 +45,9 @@ class DraftEngine:
         return self.runner.run(batch)
 
     def run(self, rows: Sequence[DraftRow]) -> Drafted:
-        """Computes what each row lacks, and drafts its tokens. It takes one step for each further token of the longest
-        draft.
+        """Computes the tokens that each row has not computed yet, and drafts its next ones.
+
+        It takes one step for each further token of the longest draft.
         """
         drafted: list[list[int]] = [[] for _ in rows]
         steps: list[tuple[StepTerms, float]] = []

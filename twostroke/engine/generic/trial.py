@@ -23,7 +23,7 @@ from twostroke.config import ModelConfig
 from twostroke.engine.determinism import Determinism
 from twostroke.kernels.attention.interface import AttentionBackend, RaggedBatch, RaggedPlaces
 from twostroke.kernels.pools.parted_pool import AnyPool, parts_of
-from twostroke.kernels.products.steady import telling_rows, telling_weight
+from twostroke.kernels.products.steady import cancelling_rows, cancelling_weight
 from twostroke.kv_cache.form import FORMS
 from twostroke.kv_cache.layout import SCRATCH_PAGES
 from twostroke.kv_cache.memory import PageMemory
@@ -52,13 +52,13 @@ TOLD_OUTPUTS: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Distances:
-    """How far the outputs of a prompt's tokens are from each other: the norm of their difference over that of what
-    they say of tokens."""
+    """How far two computations of a prompt's outputs are from each other: the norm of their difference, over that of
+    the second one's outputs less their mean."""
 
     plain: float
-    """Whole over pages, from transformers' own attention."""
+    """Distance of the whole prompt over pages from transformers' own attention."""
     split: float
-    """In chunks over moved pages, from whole."""
+    """Distance of the prompt in chunks over moved pages from the whole prompt over pages."""
     has_same_bits: bool
     """Whether pages and outputs of the chunks are those of the whole prompt to the bit, and products always are."""
 
@@ -102,7 +102,7 @@ class GenericCode:
             bound,
             found.has_same_bits,
         )
-        if not max(found.plain, found.split) <= bound:  # which NaN is not, either
+        if not max(found.plain, found.split) <= bound:  # raised for NaN, too
             raise UnsupportedModel(
                 f"{name} is not served: over pages its outputs are {found.plain:.1e} from those of transformers' own "
                 f"attention, and {found.split:.1e} in chunks from whole; {bound:.1e} would be rounding",
@@ -151,15 +151,18 @@ def measured(
 
 
 def _are_steady(model: PagedModel) -> bool:
-    """Returns whether products of such shapes give a row the same bits among few rows and many.
+    """Returns whether products of the model's shapes give a row the same bits among few rows and among many.
 
-    The prompt alone does not tell: sums that differ are mostly rounded to the same number of 16 bits.
+    The prompt alone does not show it: most sums that differ are rounded to the same number of 16 bits.
     """
-    kinds = {(min(len(each.weight), TOLD_OUTPUTS), each.in_features, each.weight.dtype) for each in model.products()}
+    kinds = {(min(len(each.weight), MOST_OUTPUTS), each.in_features, each.weight.dtype) for each in model.products()}
     for outputs, inputs, dtype in kinds:
-        weight, rows = telling_weight(torch.empty(outputs, inputs, dtype=dtype)), telling_rows(MOST_ROWS, inputs, dtype)
+        weight, rows = (
+            cancelling_weight(torch.empty(outputs, inputs, dtype=dtype)),
+            cancelling_rows(MOST_ROWS, inputs, dtype),
+        )
         whole = functional.linear(rows, weight)
-        if not all(torch.equal(functional.linear(rows[:count], weight), whole[:count]) for count in TOLD_ROWS):
+        if not all(torch.equal(functional.linear(rows[:count], weight), whole[:count]) for count in COMPARED_ROWS):
             return False
     return True
 
@@ -181,7 +184,7 @@ class _Trial:
     """Pages of the prompt, in each group."""
 
     def clear(self) -> None:
-        """Empties the pages of both places that the prompt has."""
+        """Fills the pages of both places that the prompt has with zeros."""
         for region in self.regions:
             region[: 2 * self.pages] = 0
 

@@ -1,4 +1,5 @@
-"""The first rank of a worker with its other ranks, which load their shares of the model in processes of their own."""
+"""A worker of several ranks on CPUs: the first rank, and the others, which load their shares in processes of their
+own."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ from twostroke.ranks.rank import RankJob
 from twostroke.scheduler.batch import Batch
 
 SUM_BYTES: Final = 4
-"""Bytes of a number of a sum over ranks, a float32."""
+"""Bytes of one number in a sum over ranks, a float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class ModelJob(RankJob):
     pages_fd: int
 
     def load(self, group: RankGroup) -> Callable[[Batch | ExtraMessage], None]:
-        """Raises ConfigError for what cannot be loaded."""
+        """Loads the share, and returns what carries out a message. Raises ConfigError for what cannot be loaded."""
         config = WorkerConfig.from_json(self.config)
         spec = known_spec(self.model_dir, config.model.max_model_len, config.model.model_impl)
         backend = CpuBackend(spec, self.model_dir, layouts_in(self.model_dir), self.branches)
@@ -75,11 +76,12 @@ class FirstRank(RankSums):
         self._processes = processes
 
     def step(self, batch: Batch) -> AbstractContextManager[None]:
-        """Computes the step within; the other ranks do the same. Raises RankLost."""
+        """Returns a context in which this rank computes a step, while the other ranks compute the same one. It may
+        raise RankLost."""
         return self._processes.step(batch.without_draws())
 
     def tell(self, message: ExtraMessage) -> None:
-        """Lets the other ranks do what it says, between steps. Raises RankLost."""
+        """Has the other ranks carry out a message between steps. Raises RankLost."""
         self._processes.send(message)
         self._processes.finish()
 
@@ -95,7 +97,10 @@ class RankedOnCpus:
         self._backend = backend
 
     def plan(self, config: WorkerConfig) -> CpuPlan:
-        """Raises what the backend raises, and ConfigError where ranks cannot share the model."""
+        """Returns a plan with a share for each rank.
+
+        Raises what the backend raises, and ConfigError where ranks cannot share the model.
+        """
         spec, layouts, ranks = self._backend.spec, self._backend.layouts, config.ranks
         flag = ranks_flag(config.model, config.role)
         is_int8 = config.model.weights == "int8"
@@ -120,15 +125,16 @@ def _most_bytes(plan: CpuPlan) -> int:
     return plan.config.schedule.step_tokens() * plan.spec.hidden_size * SUM_BYTES
 
 
-def started(
+def start_ranks(
     config: WorkerConfig, job: RankJob, most_bytes: int, descriptor: int, lost: Future[EngineLost]
 ) -> RankProcesses:
-    """Starts the other ranks of a worker: their job needs the descriptor. `most_bytes`: of the longest sum.
+    """Starts the other ranks of a worker. They inherit `descriptor`, which their job needs.
 
-    `lost` gets the error when ranks are lost that have loaded. Raises ConfigError where they cannot be started.
+    `most_bytes` are those of the longest sum. `lost` gets the error when ranks are lost that have loaded. Raises
+    ConfigError where they cannot be started.
     """
     kernels = choose_kernels(cache_dir() / "kernels")
-    if kernels is None:  # with which ranks tell each other that they are there
+    if kernels is None:  # ranks show each other through them that they run
         raise ConfigError(f"--tp {config.ranks} needs a C++ compiler", field="--tp")
     care = RankCare(config.patience.dead_after_s, config.worker_id, lost.set_result)
     return RankProcesses(kernels, job, config.ranks, most_bytes, care, (descriptor,))
@@ -137,14 +143,14 @@ def started(
 def _ranked_runner(
     plan: CpuPlan, memory: PageMemory, profiler: Profiler | None, lost: Future[EngineLost]
 ) -> tuple[ModelRunner, RankProcesses, FirstRank]:
-    """Returns the runner of the first rank, whose other ranks have loaded too, and what reaches those.
+    """Returns the runner of the first rank, the processes of the other ranks, and the first rank's sums.
 
-    `memory` is protected then. `lost` gets the error when ranks are lost afterwards. Raises ConfigError for what cannot
-    be loaded.
+    All ranks have loaded then, and `memory` is protected. `lost` gets the error when ranks are lost afterwards. Raises
+    ConfigError for what cannot be loaded.
     """
     config = plan.config
     job = ModelJob(config.to_json(), plan.model_dir, plan.branches, memory.layout, memory.fd)
-    processes = started(config, job, _most_bytes(plan), memory.fd, lost)
+    processes = start_ranks(config, job, _most_bytes(plan), memory.fd, lost)
     try:
         ranks = FirstRank(processes, plan.spec.vocab_size)
         with processes.loading():

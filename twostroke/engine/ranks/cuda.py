@@ -28,7 +28,7 @@ from twostroke.engine.backends.cuda.backend import CudaBackend, CudaPlan
 from twostroke.engine.backends.cuda.fit import devices_from, resolve_device
 from twostroke.engine.backends.cuda.plan import DevicePlan, make_device_runner
 from twostroke.engine.backends.cuda.runner import DeviceRunner
-from twostroke.engine.ranks.cpu import started
+from twostroke.engine.ranks.cpu import start_ranks
 from twostroke.kv_cache.layout import PageRegion, PoolLayout, generation_bytes
 from twostroke.kv_cache.memory import PageAccess, Pages, PoolLocation
 from twostroke.models.decoders.collective import Collective
@@ -44,7 +44,7 @@ from twostroke.ranks.rank import RankJob
 from twostroke.scheduler.batch import Batch
 
 PAGES = "pages"
-"""What ranks leave for the first one: how it opens their part of the pages."""
+"""Key of what each rank leaves for the first one: the handle that opens its part of the pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,13 @@ class DeviceJob(RankJob):
     meeting_fd: int
 
     def load(self, group: RankGroup) -> Callable[[Batch], None]:
-        """Raises ConfigError for what cannot be loaded."""
+        """Loads the share, and returns what computes a step. Raises ConfigError for what cannot be loaded."""
         config = WorkerConfig.from_json(self.config)
         spec = known_spec(self.model_dir, config.model.max_model_len, config.model.model_impl)
         device = devices_from(resolve_device(config.model.device), config.ranks)[group.rank]
         plan = DevicePlan.of(
             config, share_of(spec, group.rank, group.ranks), device
-        )  # of plain weights: codes are not shared out
+        )  # without layouts: quantised weights are not shared out
         memory = _memory_on(plan.device, self.layout)
         meeting = Meeting(self.meeting_fd, group.rank, group.ranks)
         meeting.leave(PAGES, CudaSharing().share(memory.tensor))
@@ -83,7 +83,7 @@ class DeviceJob(RankJob):
         return compute
 
     def end_waits(self) -> None:
-        """Ends those for sums."""
+        """Ends this rank's waits for sums."""
         end_waits()
 
 
@@ -91,13 +91,14 @@ class FirstDeviceSums(DeviceSums):
     """The sums of the rank that tells the others what to compute."""
 
     def __init__(self, processes: RankProcesses, widths: Sequence[int], fd: int) -> None:
-        """`fd`: the meeting's, which `close` closes."""
+        """`fd` is the meeting's descriptor. `close` closes it."""
         super().__init__(FIRST, widths)
         self._processes = processes
         self._fd = fd
 
     def step(self, batch: Batch) -> AbstractContextManager[None]:
-        """Computes the step within; the other ranks do the same. Raises RankLost."""
+        """Returns a context in which this rank computes a step, while the other ranks compute the same one. It may
+        raise RankLost."""
         return self._processes.step(batch.without_draws())
 
     def close(self) -> None:
@@ -114,7 +115,10 @@ class RankedOnDevices:
         self._backend = backend
 
     def plan(self, config: WorkerConfig) -> CudaPlan:
-        """Raises what the backend raises, and ConfigError where ranks cannot share the model."""
+        """Returns a plan with a share for each rank.
+
+        Raises what the backend raises, and ConfigError where ranks cannot share the model.
+        """
         spec, ranks = self._backend.spec, config.ranks
         flag = ranks_flag(config.model, config.role)
         check_shared_out(flag, ranks, has_codes=self._backend.layout_of is not None)
@@ -142,7 +146,7 @@ def _ranked_runner(loading: CudaPlan, lost: Future[EngineLost]) -> tuple[RankedD
         fd = os.memfd_create("twostroke-meeting", os.MFD_CLOEXEC)
         undo.callback(os.close, fd)
         job = DeviceJob(config.to_json(), model_dir, own_layout, fd)
-        processes = started(config, job, 0, fd, lost)
+        processes = start_ranks(config, job, 0, fd, lost)
         undo.callback(leave_group)
         undo.callback(processes.close)
         meeting = Meeting(fd, FIRST, ranks)
@@ -161,10 +165,9 @@ def _ranked_runner(loading: CudaPlan, lost: Future[EngineLost]) -> tuple[RankedD
 
 
 def _meet(group: RankGroup, meeting: Meeting, plan: DevicePlan) -> None:
-    """Joins once all ranks have their weights. Until then a rank that fails ends the waits of all, and later it may
-    not.
+    """Joins the process group once all ranks have loaded their weights.
 
-    Raises RankLost.
+    A rank that fails before that ends the waits of all ranks; one that fails later may not. Raises RankLost.
     """
     group.meet()
     try:
@@ -180,12 +183,12 @@ def _runner(plan: DevicePlan, model_dir: Path, memory: DeviceMemory, join: Calla
 
 
 def _widths(spec: ModelSpec, ranks: int) -> list[int]:
-    """Returns how many words of the vocabulary each rank has."""
+    """Returns how many tokens of the vocabulary each rank has."""
     return [len(Share(rank, ranks, spec).of(spec.vocab_size)) for rank in range(ranks)]
 
 
 def _part_of(layout: PoolLayout, ranges: int) -> PoolLayout:
-    """Returns how the parts of pages lie in a rank's memory."""
+    """Returns the layout of a rank's parts of the pages."""
     return PoolLayout(tuple(PageRegion(region.pages, region.page_bytes // ranges) for region in layout.regions))
 
 
@@ -195,12 +198,14 @@ def _memory_on(device: torch.device, layout: PoolLayout) -> DeviceMemory:
 
 
 class RankedDeviceMemory(Pages):
-    """A page is its ranges side by side, as `JointForm` says. Ranks that have the same range each hold it."""
+    """Pages that are divided among ranks: a page is its ranges side by side, as in `JointForm`. Ranks that have the
+    same range each hold a copy."""
 
     def __init__(self, layout: PoolLayout, ranges: int, own: DeviceMemory, others: Sequence[torch.Tensor]) -> None:
-        """`layout`: of whole pages. `own` has the first rank's part of each page, and is closed with this.
+        """`layout` is that of whole pages. `own` has the first rank's part of each page, and is closed with this
+        object.
 
-        `others` are those of the other ranks, in order: uint8 [bytes], as `own.layout` says.
+        `others` are the parts of the other ranks, in their order: uint8 [bytes], laid out as `own.layout`.
         """
         assert layout.page_sizes == tuple(ranges * size for size in own.layout.page_sizes)
         self.layout = layout
@@ -227,6 +232,6 @@ class RankedDeviceMemory(Pages):
         return size_bytes * len(self._memories) + generation_bytes(self.pages)
 
     def close(self) -> None:
-        """Frees what is ours; what the other ranks have is freed as they end."""
+        """Frees this process's memory. That of the other ranks is freed as they end."""
         del self._memories, self.generations
         self._own.close()

@@ -1,8 +1,8 @@
-"""Draws from logits that lie on a device: it proposes a few tokens of each row, the host decides among them.
+"""Draws from logits that lie on a device: it proposes a few tokens of each row, and the host decides among them.
 
-The host's decision is the sampler's, number for number: noise and truncation are computed on the host, for the few. A
-device may only leave out what cannot win, by a margin that is far more than its arithmetic differs. Rows where that
-cannot be told are left to the sampler.
+The host's decision is the sampler's, number for number: it computes noise and truncation for the few. The device may
+only leave out tokens that cannot win, by a margin far above the rounding differences of its arithmetic. Rows where that
+is uncertain are left to the sampler.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ it."""
 
 
 def draw_rows(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[SampledToken | None]:
-    """Returns one token per row of logits [rows, vocab]. None for a row that the sampler must decide. Rows are
-    unadjusted.
-    """
+    """Returns one token per row of logits [rows, vocab], None for a row that the sampler must decide. All rows are
+    unadjusted (`is_unadjusted`)."""
     logits = _permitted(logits.float(), rows)
     drawn: list[SampledToken | None] = [None] * len(rows)
     for draw in (_take_greatest, _draw_with_noise, _draw_truncated):
@@ -61,7 +60,7 @@ def _is_truncated(params: SamplingParams) -> bool:
 def _permitted(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     """Returns the logits, minus infinity where a row's grammar does not permit a token or the token is banned.
 
-    A row that has none left is the sampler's: it knows what a grammar may do then.
+    A row without any permitted token is left to the sampler, which handles failed grammars.
     """
     if all(row.mask is None for row in rows):
         return logits

@@ -24,8 +24,8 @@ def gumbel(seed: int, choice: int, position: int, tokens: torch.Tensor) -> torch
 
 
 def gumbel_rows(streams: torch.Tensor, count: int) -> torch.Tensor:
-    """Returns Gumbel noise for the ids below `count` on the device of `streams` (int64 [rows], of `stream_of`): [rows,
-    count].
+    """Returns Gumbel noise [rows, count] for the ids below `count`, on the device of `streams` (int64 [rows], from
+    `stream_of`).
 
     A device's logarithm may differ from the host's in the last bits; the numbers before it do not.
     """
@@ -39,7 +39,7 @@ def stream_of(seed: int, choice: int, position: int) -> int:
 
 
 def _gumbel(h: torch.Tensor) -> torch.Tensor:
-    """Overwrites h."""
+    """Returns the noise of counters, which it overwrites."""
     _mix_in_place(h)
     # 53 bits as float32 keep their relative precision near 0, which is the tail that wins an argmax.
     negative_uniform = _shift_right(h, 11).float().add_(0.5).mul_(-(2.0**-53)).clamp_(min=-_BELOW_ONE)

@@ -10,16 +10,16 @@ from twostroke.request import PromptLogprobs
 from twostroke.scheduler.batch import ScoreRow
 
 ROWS_AT_ONCE = 16
-"""Rows that are computed together. A row needs four times the memory of its logits besides them."""
+"""Rows that are computed together. Besides its logits, a row needs four times their memory."""
 ID_STEP = 2.0**-45
-"""Weight of an id among equal logprobs: the lower id comes first. At most one logprob of a row is above -0.69. So two
-different ones differ by at least 2^-24. The ids of a vocabulary below 2^20 stay below that."""
+"""Weight that puts the lower id first among equal logprobs. At most one logprob of a row is above -0.69, so two
+different ones differ by at least 2^-24. Ids below 2^20, times this weight, stay below that."""
 
 
 def score_prompts(logits: torch.Tensor, rows: Sequence[ScoreRow]) -> tuple[PromptLogprobs, ...]:
     """Returns the logprobs of the targets of each row.
 
-    `logits`: [targets of all rows, vocab]. The result does not depend on the rows around one.
+    `logits`: [targets of all rows, vocab]. The result of a row does not depend on the other rows.
     """
     parts, begin = [], 0
     for row in rows:

@@ -26,7 +26,8 @@ Ids = npt.NDArray[np.int64]
 
 
 UNSOUND = SampledToken(0, is_sound=False)
-"""What is drawn where the greatest logit is infinite, or NaN, which counts as the greatest."""
+"""The result of a row whose greatest logit is infinite or NaN (NaN counts as the greatest), or whose grammar has
+failed."""
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[SampledToken, ...]:
@@ -44,9 +45,10 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[SampledToke
 
 
 def _likeliest_of_each(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
-    """Returns the likeliest ids, and whether their logits are finite: then none of the row is NaN or positive infinity.
+    """Returns the likeliest id of each row, and whether its logit is finite. If so, the row has no NaN or positive
+    infinity.
 
-    The lowest id wins ties. numpy on the host: it is ten times faster there than torch.
+    The lowest id wins ties. It uses numpy, which is ten times faster on the host than torch.
     """
     values: Values = logits.numpy(force=True)
     ids = values.argmax(axis=-1)
@@ -58,12 +60,13 @@ def is_greedy(params: SamplingParams) -> bool:
 
 
 def is_plain_greedy(row: SampleRow) -> bool:
-    """Returns whether the row's token is its greatest logit's, and nothing else is asked."""
+    """Returns whether the row needs only the token with the greatest logit."""
     return row.mask is None and is_greedy(row.params) and is_unadjusted(row)
 
 
 def is_unadjusted(row: SampleRow) -> bool:
-    """Returns whether the token is drawn from unchanged logits, of all tokens or a grammar's, and nothing more."""
+    """Returns whether the row needs only a token, drawn from unchanged logits of all tokens or of those that a grammar
+    permits."""
     params = row.params
     is_adjusted = params.logit_bias or params.has_penalties or (row.banned and row.mask is None)
     return not is_adjusted and params.logprobs is None
@@ -81,7 +84,7 @@ def _sample_row(logits: torch.Tensor, row: SampleRow) -> SampledToken:
         values = logits if ids is None else logits[torch.from_numpy(ids)]
         index, value = _greatest(values) if is_greedy(params) else _draw(values / params.temperature, row, ids)
         token = index if ids is None else int(ids[index])
-    if not math.isfinite(value):  # what was adjusted and divided may have overflown, or every token is banned
+    if not math.isfinite(value):  # adjusting and dividing may have overflown, or every token is banned
         return UNSOUND
     if params.logprobs is None:
         return SampledToken(token)
@@ -92,7 +95,8 @@ def _sample_row(logits: torch.Tensor, row: SampleRow) -> SampledToken:
 
 
 def _top(logprobs: Values, count: int) -> tuple[tuple[int, float], ...]:
-    """Returns the likeliest first; among equals the lowest id, so that no library decides on their order."""
+    """Returns the likeliest tokens and their logprobs, the likeliest first. Among equals the lowest id is first, so
+    that no library decides on their order."""
     if count == 0:
         return ()
     ids = likeliest(logprobs, min(count, len(logprobs)))
@@ -101,7 +105,7 @@ def _top(logprobs: Values, count: int) -> tuple[tuple[int, float], ...]:
 
 
 def _adjusted(logits: torch.Tensor, row: SampleRow) -> torch.Tensor:
-    """Logits with bias, penalties and bans applied: a copy where there are any."""
+    """Returns the logits with bias, penalties and bans applied: a copy where there are any."""
     params, bans = row.params, row.banned if row.mask is None else ()
     if not (params.logit_bias or params.has_penalties or bans):
         return logits
@@ -167,7 +171,7 @@ def truncated(scaled: Values, params: SamplingParams) -> Ids:
 
 
 def likeliest(values: Values, count: int) -> Ids:
-    """Indices of the `count` greatest; among equals at the edge the lowest."""
+    """Returns the indices of the `count` greatest values; among equals at the edge, the lowest indices."""
     edge = len(values) - count
     least = np.partition(values, edge)[edge]
     above, equal = np.flatnonzero(values > least), np.flatnonzero(values == least)
@@ -175,7 +179,7 @@ def likeliest(values: Values, count: int) -> Ids:
 
 
 def _nucleus(values: Values, top_p: float) -> Ids:
-    """Indices of the fewest greatest whose share of the probability reaches `top_p`."""
+    """Returns the indices of the fewest greatest values whose share of the probability reaches `top_p`."""
     descending = np.sort(values)[::-1]
     mass = np.exp(descending - descending[0]).cumsum(dtype=np.float64)
     count = int(np.searchsorted(mass, top_p * mass[-1])) + 1

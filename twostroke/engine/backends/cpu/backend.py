@@ -1,4 +1,4 @@
-"""The backend of CPUs: what a worker holds of a model, and its runner, of the whole model or of a share."""
+"""The backend of CPUs: it plans the memory of a worker, and makes runners of a whole model or of a share."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from twostroke.models.weights.stored.model_files import LayoutOf
 from twostroke.observability.profiler import Profiler
 
 LOGIT_BYTES: Final = 4
-"""Bytes of a logit that another process draws from."""
+"""Bytes of a logit of a process that sends its logits to the first one and draws nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuPlan:
-    """A worker's model, and what its processes and pages take."""
+    """A worker's model, and the memory that its processes and pages take."""
 
     config: WorkerConfig
     spec: ModelSpec
     """The whole model. Each process computes a share of it."""
     model_dir: Path
     shares: tuple[ModelSpec, ...]
-    """What each process computes; the whole model where there is one."""
+    """What each process computes: its share, or the whole model where there is one process."""
     memory: MemoryPlan
     branches: RunnerBranches
 
@@ -59,13 +59,13 @@ class CpuPlan:
         return dtype
 
     def facts(self) -> LoadedModel:
-        """Reads the model's files as far as its pages depend on them. Raises what opening them raises."""
+        """Returns the facts about the model, for which it reads small files. Raises what opening them raises."""
         is_converted = self.config.kv_format != self.config.peer_kv_format
         centers = stored_key_centers(self.model_dir, self.spec, self.dtype) if is_converted else None
         return model_facts(self.config, self.memory, self.spec, self.model_dir, centers)
 
     def page_memory(self, *, writers: bool = False) -> PageMemory:
-        """Claims the page memory. `writers`: other processes write to it."""
+        """Claims the page memory. `writers`: whether other processes write to it."""
         first, *further = self.memory.layout.regions
         return PageMemory(first.pages, first.page_bytes, *further, writers=writers)
 
@@ -77,7 +77,8 @@ class CpuPlan:
         collective: Collective | None = None,
         profiler: Profiler | None = None,
     ) -> ModelRunner:
-        """Claims cores and loads the weights of a share. Raises ConfigError for what cannot be loaded."""
+        """Claims cores, loads the weights of a share, and returns its runner. Raises ConfigError for what cannot be
+        loaded."""
         runtime, spec = self.config.runtime, self.shares[index]
         cores = Cores.claim(runtime.threads, pin=runtime.pin, borrow=runtime.borrow and collective is None)
         try:
@@ -114,7 +115,8 @@ class CpuPlan:
         others: OtherProcesses | None = None,
         lost: Future[EngineLost] | None = None,
     ) -> BuiltEngine:
-        """Returns the engine, with what the runner adds to the facts. `pids` are its processes."""
+        """Returns the engine. What the runner computes with completes the fingerprint. `pids` are its processes'
+        ids."""
         config, conversion, processes = self.config, facts.conversion, len(self.shares)
         has_pieces = runner.has_native_pages and self.spec.latents is None
         if conversion is not None and has_pieces and config.cache.block_size % PIECE_TOKENS == 0:
@@ -136,7 +138,7 @@ class CpuPlan:
         )
 
     def _weights_use(self, pids: Sequence[int], *, is_packed: bool) -> MemoryUse:
-        """Returns what the weights of all processes take. `is_packed`: native kernels compute them."""
+        """Returns the memory of all processes' weights. `is_packed`: whether native kernels compute with them."""
         model, total = self.config.model, self.memory.weights.total
         if not is_packed:
             with_head = self.config.can_sample
@@ -146,19 +148,22 @@ class CpuPlan:
 
 
 class CpuBackend:
-    """See `twostroke.engine.backends.built.Backend`. It plans shares of a model, and loads all of one."""
+    """See `twostroke.engine.backends.built.Backend`. It can plan shares of a model, but loads only whole models."""
 
     def __init__(
         self, spec: ModelSpec, model_dir: Path, layouts: LayoutOf | None, branches: RunnerBranches = NO_BRANCHES
     ) -> None:
-        """`layouts` are those of the matrices of the model's files. A plan is the same with any `branches`."""
+        """`layouts` gives the layout of each matrix in the model's files. `branches` have no influence on a plan."""
         self.spec = spec
         self.layouts = layouts
         self._model_dir = model_dir
         self._branches = branches
 
     def plan(self, config: WorkerConfig, shares: tuple[ModelSpec, ...] = ()) -> CpuPlan:
-        """Raises ConfigError where pages cannot have the form that is asked for. `shares` divide the whole model."""
+        """Returns a worker's plan. `shares` divide the whole model.
+
+        Raises ConfigError where pages cannot have the configured form.
+        """
         spec, form, shares = self.spec, page_form(config.kv_format), shares or (self.spec,)
         shapes = spec.page_shapes(config.cache.block_size, spec.page_groups)
         check_latents(shapes[0], form)
@@ -172,7 +177,7 @@ class CpuBackend:
         needs, (kind, *_) = zip(*(self._needs(config, share) for share in shares), strict=True)
         beside = None
         if config.role is Role.PREFILL and config.peer_kv_format != config.kv_format:
-            beside = [page_form(config.peer_kv_format).page_bytes(shape) for shape in shapes]  # of converted pages
+            beside = [page_form(config.peer_kv_format).page_bytes(shape) for shape in shapes]  # converted pages
         memory = pool.plan(config.cache.host_bytes, shapes, needs, weights_kind=kind, beside=beside)
         return CpuPlan(config, spec, self._model_dir, shares, memory, self._branches)
 
@@ -184,7 +189,7 @@ class CpuBackend:
         return plan.built(facts, memory, runner, [os.getpid()])
 
     def _needs(self, config: WorkerConfig, share: ModelSpec) -> tuple[ProcessNeeds, str]:
-        """Returns what a process takes besides pages, and how it holds its weights."""
+        """Returns the memory that a process takes besides pages, and the format in which it holds its weights."""
         model, schedule, with_head = config.model, config.schedule, config.can_sample
         weights, kind = weights_on_cpu(
             share, model.dtype, self.layouts, is_int8=model.weights == "int8", with_head=with_head
@@ -197,7 +202,7 @@ class CpuBackend:
 
 
 def _arithmetic(config: WorkerConfig) -> str:
-    """Returns what a fingerprint says about the kernels: pages that another machine computed may have other bits."""
+    """Returns the fingerprint's field for the kernels: those of another machine may compute other bits."""
     identity = arithmetic_identity(choose_kernels(cache_dir() / "kernels"))
     return f";arithmetic={identity}-{config.runtime.threads}"
 

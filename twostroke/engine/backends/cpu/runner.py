@@ -46,12 +46,13 @@ class RunnerResources:
     """What a runner computes with, besides its model and its pages."""
 
     cores: Cores | ModelRunner
-    """The worker's cores. Or another runner, whose threads then compute the steps of both, one step at a time. It is
-    closed later than this one."""
+    """The worker's cores, or another runner. That runner's threads then compute the steps of both, one step at a time,
+    and it must be closed after this one."""
     profiler: Profiler = field(default_factory=Profiler)
     """Records the parts of its steps."""
     collective: Collective | None = None
-    """Connects the worker's processes, each with a shard of the model and of the pages. None: there is one."""
+    """Connects the worker's processes, each with a shard of the model and of the pages. None where there is one
+    process."""
     branches: RunnerBranches = NO_BRANCHES
 
 
@@ -97,7 +98,8 @@ class ModelRunner:
         try:
             self._model = self._loaded(model_dir, spec, backend, model, resources.collective, with_head=with_head)
             self.is_native = isinstance(self._model, NativeTransformer)
-            """Whether native kernels compute the model. They pack its weights, and can use idle cores of others."""
+            """Whether native kernels compute the model. They pack its weights, and can use idle cores of other workers.
+            """
             linears: Linears | None = SteadyLinears() if model.deterministic else TorchLinears()
             if self.is_native:
                 linears = None
@@ -133,7 +135,8 @@ class ModelRunner:
     def _tried(
         self, memory: PageMemory, model: ModelConfig, spec: ModelSpec, pool: AnyPool, *, with_head: bool
     ) -> Determinism:
-        """Tests on the loaded model what can only be tested there. Raises ConfigError where the model fails."""
+        """Tests the loaded model, and returns how far its results are deterministic. Raises ConfigError where it
+        fails."""
         if self._code is not None:
             return self._code.tried(self._model, memory, (self._cosines, self._sines), spec, model, pool)
         is_first = spec.share is None or spec.share.is_first
@@ -178,7 +181,8 @@ class ModelRunner:
         return self._model.expert_load
 
     def tell_prompts(self, prompts: WaitingPrompts) -> None:
-        """Tells the other workers of this host which prompts wait here, while their cores make steps shorter."""
+        """Tells the other workers of this host which prompts wait here. It names none while borrowed cores make no step
+        with prompts shorter."""
         self._cores.tell_prompts(prompts if self._borrowing.prompts.wanted else WaitingPrompts())
 
     def prompts_beside(self) -> WaitingPrompts:

@@ -1,4 +1,4 @@
-"""How a device is driven: where launches go, how they are awaited, how a step is recorded for replay."""
+"""Drives a device: where launches go, how they are awaited, and how a step is recorded and replayed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ WARM_UPS = 2
 """Runs before a recording: kernels are compiled and loaded, workspaces allocated; none of that may be recorded."""
 
 Step = Callable[[], tuple[torch.Tensor, ...]]
-"""Reads tensors that stay where they are, writes into the pages, and returns what the step computed."""
+"""A step. It reads tensors at fixed addresses, writes into the pages, and returns its results."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
     replay: Callable[[], None]
-    """The step again, on what its input tensors now hold."""
+    """Runs the step again, on the present content of its input tensors."""
     outputs: tuple[torch.Tensor, ...]
-    """The tensors that a replay leaves its results in."""
+    """The tensors that each replay overwrites with its results."""
 
 
 class Accelerator(Protocol):
@@ -85,7 +85,7 @@ class Cuda:
         return Recording(graph.replay, outputs)
 
     def _warm_up(self, step: Step) -> None:
-        """Runs the function once on the stream that records, which is not the default one."""
+        """Runs the step WARM_UPS times on the stream that records, which is not the default one."""
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
             for _ in range(WARM_UPS):

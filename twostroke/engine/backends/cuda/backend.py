@@ -1,4 +1,4 @@
-"""The backend of CUDA devices: a plan for each device of a worker, and the runner of a worker that has one."""
+"""The backend of CUDA devices: a plan for each device of a worker, and the engine of a worker with one device."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CudaPlan:
     memory: MemoryPlan
 
     def facts(self) -> LoadedModel:
-        """Reads the model's files as far as its pages depend on them. Raises what opening them raises."""
+        """Returns the facts about the model, for which it reads small files. Raises what opening them raises."""
         is_converted, dtype = self.config.kv_format != self.config.peer_kv_format, self.devices[0].torch_dtype
         centers = stored_key_centers(self.model_dir, self.spec, dtype) if is_converted else None
         return model_facts(self.config, self.memory, self.spec, self.model_dir, centers)
@@ -69,7 +69,8 @@ class CudaBackend:
         layouts: LayoutOf | None,
         devices: Sequence[tuple[torch.device, MemoryReading]],
     ) -> None:
-        """`layouts`: of the matrices in the model's files. `devices`: each with a reading of its memory."""
+        """`layouts` gives the layout of each matrix in the model's files. `devices` are the worker's, each with a
+        reading of its memory."""
         self.spec = spec
         self.layout_of = layouts_named(layouts, spec)
         self._model_dir = model_dir
@@ -78,7 +79,8 @@ class CudaBackend:
     def plan(self, config: WorkerConfig, shares: tuple[ModelSpec, ...] = ()) -> CudaPlan:
         """Returns what each device computes. `shares` divide the whole model among the devices.
 
-        Raises ConfigError for a model or a page form that devices do not compute, and where a device is too small.
+        Raises ConfigError for a model or a page form that devices do not compute, and where a device has too little
+        memory.
         """
         spec, form, block_size = self.spec, page_form(config.kv_format), config.cache.block_size
         form.check_shape(spec.page_shape(block_size))
@@ -98,14 +100,14 @@ class CudaBackend:
         )
         needs = tuple(ProcessNeeds(each.weights, each.needs().working_bytes) for each in devices)
         # The device with the least room decides how many pages there are.
-        pages = min(each.pages(config.cache, has) for each, (_, has) in zip(devices, self._devices, strict=True))
+        pages = min(each.pages(config.cache, read) for each, (_, read) in zip(devices, self._devices, strict=True))
         page_bytes = spec.page_bytes(block_size, config.kv_format)
         memory = pool.plan(pages * page_bytes, shapes, needs, weights_kind=config.model.dtype)
         return CudaPlan(config, spec, self._model_dir, devices, memory)
 
     def load(self, plan: CudaPlan, profiler: Profiler | None) -> BuiltEngine:
         del profiler  # the profiler cannot see the parts of a step on a device
-        # The host samples the rows that ask for more than a token: penalties, bias or logprobs.
+        # The host samples the rows that need more than a plain draw: penalties, bias or logprobs.
         torch.set_num_threads(plan.config.runtime.threads)
         (own,), facts = plan.devices, plan.facts()
         memory = DeviceMemory(facts.pages, facts.page_bytes, own.device, *facts.further)

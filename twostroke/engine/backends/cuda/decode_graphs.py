@@ -37,7 +37,7 @@ class DecodeInputs:
     positions: torch.Tensor
     """int32 [B]"""
     spans: Spans
-    """The spans of one row each; block tables are stale beyond a row's context."""
+    """One span of one row for each sequence; entries of block tables beyond a row's context are stale."""
     write_slots: torch.Tensor
     """int64 [B]"""
     exact_slots: torch.Tensor
@@ -53,7 +53,7 @@ Forward = Callable[[DecodeInputs], tuple[torch.Tensor, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageTable:
-    """What block tables may hold."""
+    """The dimensions of block tables, and the pages that pad them."""
 
     block_size: int
     max_blocks: int
@@ -79,10 +79,10 @@ def is_decode_step(batch: Batch) -> bool:
 
 
 def padded(batch: Batch, size: int, pages: PageTable) -> list[HostArray]:
-    """Returns what a step of `size` rows is made of.
+    """Returns the host arrays of a step of `size` rows.
 
-    These are write slots in each page group, the count of tokens, span fields, tokens and positions, and then the block
-    tables of each group.
+    They are, in this order: write slots in each page group, the count of tokens, span fields, tokens, positions, and
+    the block tables of each group.
     """
     rows = batch.sequences
     own: tuple[Batch | GroupPlaces, ...] = (batch, *batch.further)
@@ -103,7 +103,7 @@ def padded(batch: Batch, size: int, pages: PageTable) -> list[HostArray]:
 
 
 class DecodeGraphs:
-    """Records `forward` at once, for every size; `run` belongs to the thread that runs steps."""
+    """Records `forward` for every size when it is made. Only the thread that runs steps calls `run`."""
 
     def __init__(
         self,
@@ -123,14 +123,14 @@ class DecodeGraphs:
             for page in (pages.scratch_page, *pages.further_scratch_rows)
         ]
         self._staging = Staging(packed_offsets(self._padding(largest, pages.max_blocks))[-1], device)
-        # Largest first: the smaller ones then fit into the memory that it has taken.
+        # Largest first: the smaller ones then fit into the memory that it has allocated.
         self._recordings = {size: self._record(forward, accelerator, size) for size in reversed(self._sizes)}
 
     def takes(self, batch: Batch) -> bool:
         return is_decode_step(batch) and not batch.scores and batch.sequences <= self._sizes[-1]
 
     def run(self, batch: Batch) -> tuple[torch.Tensor, ...]:
-        """Returns what `forward` returned for the batch, padding rows last; good until the next run."""
+        """Returns what `forward` returned for the batch, padding rows last; valid until the next run."""
         size = next(size for size in self._sizes if size >= batch.sequences)
         uploaded = self._staging.upload(self._arrays(batch, size))[-len(self._tables) :]
         for kept, tables in zip(self._tables, uploaded, strict=True):
@@ -158,9 +158,8 @@ class DecodeGraphs:
         return self._arrays(Batch(none, none, np.zeros(1, np.int32), none, tables, nowhere, further=further), size)
 
     def _arrays(self, batch: Batch, size: int) -> list[HostArray]:
-        """Returns the places of exact tokens before the rest, so that everything but the tables lies where it always
-        does.
-        """
+        """Returns the arrays of a step: slots of exact tokens first, block tables last. All but the tables then have
+        the same offsets in every step of this size."""
         arrays = padded(batch, size, self._pages)
         groups = len(self._tables)
         positions, tables = arrays[-1 - groups], arrays[-groups]

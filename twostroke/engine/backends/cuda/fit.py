@@ -1,4 +1,4 @@
-"""Which device a worker computes on, and how much memory it has: read before anything is loaded."""
+"""Finds the device that a worker computes on, and its free memory, before anything is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real model's engine on a CUDA device: what fits there, the weights on it, the kernels for it."""
+"""A real model on a CUDA device: how many pages fit, and its runner with weights and kernels."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ moves pages there."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePlan:
-    """The model, its device and the sizes of its steps, as one value; of a share where several devices compute it."""
+    """What one device computes: the model, or a share of it, and the sizes of its steps."""
 
     spec: ModelSpec
     device: torch.device
     dtype: str
     form: AnyForm
-    """The form of its pages; of a share's part of them."""
+    """The form of the pages on this device. For a share they are parts of the worker's pages."""
     block_size: int
     max_model_len: int
     max_tokens: int
@@ -73,7 +73,7 @@ class DevicePlan:
         device: torch.device,
         layout_of: LayoutOf | None = None,
     ) -> DevicePlan:
-        """Returns the plan of a model, or of a share of it. Raises ConfigError where it cannot be computed so."""
+        """Returns the plan of a model, or of a share of it. Raises ConfigError where devices do not compute it."""
         model, schedule = config.model, config.schedule
         longest = model.max_model_len or spec.max_position_embeddings
         check_computed(spec)
@@ -92,14 +92,14 @@ class DevicePlan:
 
     def pages(self, cache: CacheConfig, reading: MemoryReading) -> int:
         """Returns how many pages fit. Raises ConfigError before anything is loaded if the device is too small."""
-        if cache.kv_cache_memory_bytes is not None:  # of whole pages
+        if cache.kv_cache_memory_bytes is not None:  # in whole pages of the worker
             own_bytes = cache.kv_cache_memory_bytes // self.page_ranges
             cache = cache.model_copy(update={"kv_cache_memory_bytes": own_bytes})
         return device_pages(reading, self.needs(), cache)
 
     @property
     def page_ranges(self) -> int:
-        """Returns into how many ranges of heads a page of the worker is divided. One of them is on this device."""
+        """Returns how many ranges of heads a page of the worker is divided into. One of them is on this device."""
         return self.spec.whole.kv_heads // self.spec.kv_heads
 
     def needs(self) -> DeviceNeeds:
@@ -127,7 +127,7 @@ class DevicePlan:
 
     @property
     def weights(self) -> WeightBytes:
-        """What is on the device, and what a step reads of it."""
+        """Bytes of weights on the device, and how many of them a step reads."""
         return device_weights(self.spec, self.dtype, self.layout_of, with_head=self.with_head)
 
     @property
@@ -177,7 +177,8 @@ def make_device_runner(
     """Makes the runner over pages on the device.
 
     `regions` are the pages of each page group, uint8 [pages + scratch, page bytes]: of one group, or of those that the
-    spec names. `source` has the weights of the whole model. `join` meets the other processes once they are loaded.
+    spec names. `source` has the weights of the whole model. `join` connects this process to the others; it is called
+    once the weights are loaded.
     """
     spec, whole = plan.spec, plan.spec.whole
     source = balanced(named(source, whole), whole)

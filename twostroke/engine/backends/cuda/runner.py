@@ -1,4 +1,4 @@
-"""One real model on a CUDA device: decode steps as recorded graphs, steps with prompt chunks as they come.
+"""One real model on a CUDA device: decode steps as recorded graphs, and steps with prompt chunks without recordings.
 
 A step costs one copy to the device (everything about the batch, packed) and one back (the tokens). For rows that
 are drawn, among all tokens or those that a grammar permits, the device proposes tokens and the host decides. Rows that
@@ -39,7 +39,7 @@ NOBODY = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """The largest step there will be."""
+    """The dimensions of the largest step."""
 
     max_tokens: int
     max_sequences: int
@@ -51,7 +51,7 @@ class DeviceStepOutput:
     """What a step leaves on the device."""
 
     greatest: torch.Tensor
-    """int64 [rows]: each row's likeliest token, NOBODY where the row is not sound"""
+    """int64 [rows]: each row's likeliest token, NO_TOKEN where the row is not sound"""
     logits: torch.Tensor
     """[rows, vocab]"""
     rows: list[int]
@@ -61,7 +61,8 @@ class DeviceStepOutput:
 
 
 class DeviceRunner:
-    """Warms up and records at once; `run` belongs to the engine thread. `with_head`: whether it ever samples."""
+    """Warms up and records when it is made. Only the engine thread calls `run`. `with_head`: whether it ever
+    samples."""
 
     def __init__(
         self,
@@ -94,14 +95,15 @@ class DeviceRunner:
 
     @property
     def expert_load(self) -> ExpertLoad | None:
-        """How much each expert had to do, counted as steps run; None for a dense model."""
+        """Tokens that each expert has computed, counted as steps run; None for a dense model."""
         return self._model.expert_load
 
     def run(self, batch: Batch) -> StepResult:
-        """Raises EngineLost where the device has failed: nothing that runs on it afterwards can be trusted."""
+        """Runs a step. Raises EngineLost where the device has failed: nothing that runs on it afterwards can be
+        trusted."""
         try:
             return self._run(batch)
-        except torch.AcceleratorError as error:  # too little memory is none of these
+        except torch.AcceleratorError as error:  # not raised for lack of memory
             raise EngineLost(f"the device failed: {error}") from error
 
     def _run(self, batch: Batch) -> StepResult:
@@ -121,13 +123,13 @@ class DeviceRunner:
     def close(self) -> None:
         """Drops weights, recordings and the view of the pages, so that their memory can be given back."""
         del self._graphs, self._model, self._attention
-        self._collective.close()  # last: recordings have its sums
+        self._collective.close()  # last: recordings contain its sums
 
     def launch(self, batch: Batch) -> DeviceStepOutput | None:
-        """Starts a step, and returns what it will leave on the device. None where nothing is sampled. The next step
-        waits for this.
+        """Starts a step, and returns the tensors that it will fill on the device.
 
-        Other processes than the first sample nothing.
+        Returns None where nothing is sampled, as on processes other than the first. The step must have ended before the
+        next one starts.
         """
         if self._graphs is not None and self._graphs.takes(batch):
             outputs = self._graphs.run(batch)
@@ -143,7 +145,8 @@ class DeviceRunner:
         return DeviceStepOutput(_greatest(sampled), sampled, list(range(count)), scored)
 
     def logits(self, batch: Batch) -> torch.Tensor | None:
-        """Writes the KV of all tokens; the logits of `batch.logit_rows`, or None where there are none."""
+        """Launches what writes the KV of all tokens. Returns the logits of `batch.logit_rows`, or None where there are
+        none."""
         starts = batch.query_starts.tolist()
         rows = np.array(batch.logit_rows, np.int64)
         of_token = np.repeat(np.arange(batch.sequences), np.diff(batch.query_starts))
@@ -166,9 +169,8 @@ class DeviceRunner:
         return self._model.forward(tokens, positions, self._attention.begin(ragged), sample_rows if len(rows) else None)
 
     def _decode(self, inputs: DecodeInputs) -> tuple[torch.Tensor, ...]:
-        """Returns what is recorded: (likeliest tokens, logits) of every row, and nothing on other processes
-        than the first.
-        """
+        """Returns what is recorded: (likeliest tokens, logits) of every row, or an empty tuple on processes other than
+        the first."""
         positions = inputs.positions
         angles = self._cosines[positions], self._sines[positions]
         placement = TokenSlots(inputs.write_slots, *angles, inputs.exact_slots, inputs.further)
@@ -189,7 +191,7 @@ class DeviceRunner:
 
     def _sampled(self, answers: DeviceStepOutput, batch: Batch, likeliest: list[int]) -> tuple[SampledToken, ...]:
         """Returns one token per sample."""
-        tokens = [UNSOUND if likeliest[row] == NOBODY else SampledToken(likeliest[row]) for row in answers.rows]
+        tokens = [UNSOUND if likeliest[row] == NO_TOKEN else SampledToken(likeliest[row]) for row in answers.rows]
         asking = [
             index for index, row in enumerate(batch.samples) if tokens[index].is_sound and not is_plain_greedy(row)
         ]
@@ -205,7 +207,8 @@ class DeviceRunner:
         return tuple(tokens)
 
     def _warm_up(self) -> None:
-        """Chunks of all magnitudes over the scratch page: kernels are compiled and memory is taken now, not later."""
+        """Runs chunks of all magnitudes over the scratch page: kernels are compiled and memory is allocated now, not
+        later."""
         most = min(self._limits.max_tokens, self._limits.pages.max_positions)
         for count in (most, *(1 << power for power in range(most.bit_length() - 1))):
             self.logits(_scratch_chunk(count, self._limits.pages))
@@ -213,12 +216,11 @@ class DeviceRunner:
 
 
 def _greatest(logits: torch.Tensor) -> torch.Tensor:
-    """Returns the likeliest token of each row, as the sampler finds it; NOBODY for a row that has infinite logits or
-    NaN.
-    """
+    """Returns the likeliest token of each row, as the sampler finds it; NO_TOKEN for a row that has infinite logits or
+    NaN."""
     greatest = logits.argmax(dim=-1)
     is_sound = logits.gather(-1, greatest[..., None])[..., 0].isfinite()
-    return greatest.masked_fill_(~is_sound, NOBODY)
+    return greatest.masked_fill_(~is_sound, NO_TOKEN)
 
 
 def _pick(

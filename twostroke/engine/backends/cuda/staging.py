@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 ALIGNMENT = 16
-"""Alignment of every array's first byte: kernels are compiled anew for pointers that are aligned otherwise."""
+"""Alignment of every array's first byte: kernels are compiled anew for pointers that are aligned differently."""
 
 HostArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
@@ -28,7 +28,7 @@ class Staging:
     """One buffer on the host and its twin on the device, of `size_bytes`.
 
     The tensors of an upload are views of the twin, in the same places for arrays of the same shapes. The next upload
-    overwrites them and the page-locked buffer, so it comes after the step is done.
+    overwrites them and the page-locked buffer, so the step must have ended before it.
     """
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:

@@ -15,7 +15,7 @@
     vocab                 size of the vocabulary; text is bytes                (32000)
     max_model_len         tokens of prompt and answer together                 (32768)
     eos                   token id that ends an answer, drawn one time in 64   (none: never)
-    weights               another number stands for other weights: other tokens (0)
+    weights               stands for the weights: another number, other tokens (0)
 
 Tokens depend on pages as a real model's do. Each token has a hash of its id and position. The slot of position p in its
 page holds the running hash: the sum of the token hashes up to p, modulo 2^64. A sampled token is a hash over the last
@@ -57,10 +57,11 @@ PAGE_BYTES: Final = 16_384
 """Default size of a page: large enough to be worth a transfer, small enough for long contexts in little memory."""
 
 EOS_ONE_IN: Final = 64
-"""How often the end-of-sequence token is drawn where there is one."""
+"""One drawn token in this many is the end-of-sequence token, where there is one."""
 
 _LETTERS: Final = (ord("a"), 26)
-"""Tokens drawn where the vocabulary has them, so that answers can be read."""
+"""First id and number of the tokens that are drawn where the vocabulary has them: letters, so that answers can be read.
+"""
 
 _MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2: Final = np.uint64(0x94D049BB133111EB)
@@ -162,10 +163,13 @@ class PacedSpec:
 
 
 class PacedRunner:
-    """Does what a ModelRunner does for its callers. Of the sampling parameters only seed and choice matter."""
+    """Does what a ModelRunner does for its callers.
+
+    Of the sampling parameters, tokens depend only on seed and choice, and these count only at a temperature above 0.
+    """
 
     def __init__(self, spec: PacedSpec, memory: PageMemory, *, block_size: int, extra: StepExtra = NO_EXTRA) -> None:
-        """`extra` returns a number for each sequence of a step. One that is not 0 changes its tokens."""
+        """`extra` returns a number for each sequence of a step. Numbers other than 0 change the sequence's tokens."""
         self._spec = spec
         self._cost = spec.cost
         self._block_size = block_size
@@ -198,11 +202,11 @@ class PacedRunner:
         hashes = _mix((batch.tokens.astype(np.uint64) << np.uint64(32)) + positions.astype(np.uint64) ^ self._weights)
         if seeds is not None:
             of_tokens = np.repeat(seeds, np.diff(batch.query_starts))
-            hashes = np.where(of_tokens, _mix(hashes ^ of_tokens), hashes)  # rows without a seed stay as they are
+            hashes = np.where(of_tokens, _mix(hashes ^ of_tokens), hashes)  # tokens without a seed keep their hash
         if self._windows is not None:
             hashes += self._windows.write(batch, hashes)
         sums = np.cumsum(hashes, dtype=np.uint64)
-        before += hashes[starts] - sums[starts]  # takes back what the sum has of the sequences before this one
+        before += hashes[starts] - sums[starts]  # subtracts what the sum contains of the sequences before this one
         pages, offsets = np.divmod(batch.write_slots, self._block_size)
         self._slots[pages, offsets] = sums + np.repeat(before, np.diff(batch.query_starts))
 
