@@ -43,10 +43,10 @@ FIRST_CUTS: Final = (1, 8)
 """Ends of the first chunks in tokens: one row, and few."""
 COMPANY: Final = 17
 """Rows of the other prompt in the step of the last chunk."""
-TOLD_ROWS: Final = (1, 2, 4, 8, 17, 33, 64, 128)
+COMPARED_ROWS: Final = (1, 2, 4, 8, 17, 33, 64, 128)
 """Numbers of rows whose products are compared with those of `MOST_ROWS`."""
 MOST_ROWS: Final = 256
-TOLD_OUTPUTS: Final = 4096
+MOST_OUTPUTS: Final = 4096
 """Outputs of a product that are compared at most: a head's would take gigabytes, and change no choice of a kernel."""
 
 

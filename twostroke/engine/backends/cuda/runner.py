@@ -33,7 +33,7 @@ from twostroke.scheduler.batch import MOST_EXTRA_LOGITS, Batch, GroupPlaces, Sam
 
 Picked = TypeVar("Picked")
 
-NOBODY = -1
+NO_TOKEN = -1
 """Stands for no token in tensors of tokens on a device."""
 
 
