@@ -7,8 +7,9 @@ import time
 import pytest
 
 from tests.unit.worker.callers import router_to
-from tests.unit.worker.rig import decode, eventually, expected_tokens, paced, prompt_of
+from tests.unit.worker.rig import answers_of, decode, eventually, expected_tokens, paced, prompt_of
 from twostroke.base.errors import Cancelled, InvalidRequest, NotFound
+from twostroke.base.ids import RequestId
 from twostroke.config import RuntimeConfig
 
 PROMPT = prompt_of(100)
@@ -109,3 +110,18 @@ async def test_an_earlier_deadline_of_the_one_that_had_it_ends_nothing_any_more(
         await taken.done.wait()
         assert taken.last.finish_reason == "length"
         assert time.time() > ends_s
+
+
+@pytest.mark.parametrize("deadline_s", [None, 60.0])
+async def test_an_answer_that_had_ended_is_forgotten_as_soon_whoever_takes_it_over(deadline_s: float | None) -> None:
+    async with decode() as worker, router_to(worker) as first, router_to(worker, "router-1") as second:
+        await first.answer(PROMPT, 4, attempt=1)
+        ended = answers_of(worker)._requests[RequestId("r")]
+        assert ended.timer is not None
+        forgotten_at_s = ended.timer.when()
+        later_s = None if deadline_s is None else time.time() + deadline_s
+        await second.attach(attempt=1, from_position=0, new_attempt=2, deadline_s=later_s)
+        taken = second.of("r", 2)
+        await taken.done.wait()
+        assert taken.tokens == expected_tokens(PROMPT, 4)
+        assert (ended.timer.when(), ended.timer.cancelled()) == (forgotten_at_s, False)

@@ -117,6 +117,15 @@ async def test_a_duplicate_or_late_attempt_is_refused_and_harms_nobody(attempt: 
         assert got.tokens == expected_tokens(PROMPT, 10)
 
 
+async def test_a_close_of_an_attempt_that_has_not_come_ends_no_earlier_one() -> None:
+    async with decode(model=STEADY) as worker, router_to(worker) as router:
+        got = await router.open(PROMPT, 10, attempt=1)
+        await router.close(attempt=2)
+        assert worker.role.open_requests == 1
+        await got.done.wait()
+        assert got.tokens == expected_tokens(PROMPT, 10)
+
+
 async def test_an_id_can_be_used_again_once_its_answer_has_ended() -> None:
     """A restarted router counts attempts from the start again, while the ended answer is still kept for attaching."""
     async with decode() as worker, router_to(worker) as router:

@@ -264,3 +264,12 @@ def test_hints_make_room_for_the_window_parts_of_a_pin_too() -> None:
     assert table.put(pin_of(3, 4), 0.0) == [hint]
     with pytest.raises(PinRefused, match="last blocks"):
         table.put(pin_of(5, 6), 0.0)
+
+
+def test_as_many_hints_end_as_the_window_parts_of_a_pin_need() -> None:
+    shape = WindowShape(PageId(20), 13, 2, 1)  # 6 for a sequence, 3 for a chunk: 4 for pins
+    table = PinTable(BlockPool(20, Silent(), window_group(shape, Silent())), LIMITS)
+    hints = [pin_of(number, owner="", tenant="a", is_hint=True, expires_s=number) for number in (1, 2, 3, 4)]
+    for hint in hints:
+        table.put(hint, 0.0)
+    assert table.put(pin_of(5, 6), 0.0) == hints[:2]

@@ -155,6 +155,17 @@ def test_eviction_takes_what_was_used_longest_ago() -> None:
     assert witness.take("removed") == [*chain(2), *chain(3)]
 
 
+def test_eviction_leaves_a_chain_at_a_block_that_was_used_after_the_leaves_of_others() -> None:
+    pool, witness = pool_of(4)
+    cache(pool, chain(1, 2))
+    cache(pool, chain(7, 8))
+    cache(pool, chain(1))
+    witness.take("removed")
+    assert pool.claim(chain(20, 21, 22), ROOT, 0) is not None
+    assert witness.take("removed") == [chain(1, 2)[1], chain(7, 8)[1], chain(7)[0]]
+    assert pool.find(chain(1)[0]) is not None
+
+
 def test_a_block_is_as_fresh_as_the_end_of_its_last_use() -> None:
     pool, witness = pool_of(2)
     long_used = pool.claim(chain(1), ROOT, 0)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -23,7 +24,7 @@ from twostroke.base.errors import ConfigError, RankLost
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.ranks import processes as processes_module
 from twostroke.ranks.processes import RankCare, RankProcesses
-from twostroke.ranks.rank import MOST_PROBLEM_BYTES, AsideEnd, RankJob
+from twostroke.ranks.rank import BEAT_S, MOST_PROBLEM_BYTES, AsideEnd, RankJob
 
 ROOT = Path(__file__).resolve().parents[3]
 WAIT_S = 60.0
@@ -200,6 +201,26 @@ def test_a_rank_that_beats_and_does_not_come_to_a_round_is_lost_and_one_that_wai
         with pytest.raises(RankLost) as raised:
             processes.group.meet()
         assert is_named(raised.value, 1, 2, pid, f"hangs: the first rank has waited for it for {FROZEN_S:g} s")
+
+
+def test_a_rank_that_comes_late_to_round_after_round_is_not_lost(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes_module, "LATE_S", FROZEN_S)
+    looks = Counter[int]()
+
+    def awaited_round(number: int) -> int:
+        looks[number] += 1
+        return looks[number]
+
+    with running(kernels, 2) as (processes, lost):
+        processes.wait_until_ready()
+        monkeypatch.setattr(processes.group, "awaited_round", awaited_round)
+        time.sleep(FROZEN_S + 4 * BEAT_S)
+        assert looks[1] > FROZEN_S / BEAT_S / 2
+        assert not lost
+        monkeypatch.setattr(processes.group, "awaited_round", lambda number: 7)
+        assert "hangs" in wait_for(lost).message
 
 
 def test_a_rank_that_fails_in_a_step_says_why(kernels: Kernels) -> None:

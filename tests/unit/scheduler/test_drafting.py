@@ -9,11 +9,13 @@ import pytest
 
 from tests.unit.grammar.grammars import byte_compiler, regex
 from tests.unit.scheduler.features import match
-from tests.unit.scheduler.symbolic import EOS, VOCABULARY, answering
+from tests.unit.scheduler.symbolic import EOS, VOCABULARY, SymbolicMemory, answering
 from twostroke.base.ids import PageId
+from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import SamplingParams
 from twostroke.scheduler.batching import BatchBuilder, Chunk
 from twostroke.scheduler.constraints.drafting import most_drafted
+from twostroke.scheduler.constraints.exact_blocks import ExactBlocks
 from twostroke.scheduler.cost import StepTerms
 from twostroke.scheduler.sequence import Sequence
 from twostroke.scheduler.values import SchedulerLimits
@@ -83,3 +85,14 @@ def test_drafts_leave_the_last_token_of_an_answer_and_of_the_context_to_a_draw(
     answers = [[2] * length for length in (1, 2)]
     drafted = [most_drafted(stream(PROMPT + answer, params, has_grammar=False), limits) for answer in answers]
     assert drafted == [1, 0]
+
+
+def test_no_drafted_token_is_the_last_one_of_a_block_whose_scales_span_it() -> None:
+    """The last token of a block stores the block for good, so it has to be known."""
+    limits = SchedulerLimits(BLOCK, 1000, (EOS,), align_chunks=False)
+    exact = ExactBlocks(BlockPool(8, SymbolicMemory(8, BLOCK)), BLOCK)
+    for length in range(1, 3 * BLOCK):
+        answering_now = stream(PROMPT + [2] * length, replace(PENALISED, max_tokens=1000), has_grammar=False)
+        answering_now.constraints = (exact,)
+        behind = len(answering_now.known) + most_drafted(answering_now, limits)
+        assert behind % BLOCK == BLOCK - 1

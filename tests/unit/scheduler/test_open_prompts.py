@@ -11,6 +11,7 @@ from tests.unit.scheduler.bench import BLOCK, FOREVER, Bench, tokens
 from tests.unit.scheduler.features import score
 from tests.unit.scheduler.symbolic import answering, limits, pulling
 from tests.unit.scheduler.windows.test_scheduler_windows import WindowBench
+from twostroke.scheduler.batch import MOST_EXTRA_LOGITS
 from twostroke.scheduler.progress import BlockProgress
 
 
@@ -96,6 +97,17 @@ def test_a_scored_prompt_goes_on_beside_streams_that_leave_less_than_a_block() -
     bench.admit()
     bench.step()
     assert 0 < scored.computed < BLOCK
+
+
+def test_all_scored_prompts_of_a_step_share_its_logits() -> None:
+    bench = Bench(100, of=limits(BLOCK), max_num_seqs=4)
+    bench.scheduler.step_tokens = 16 * MOST_EXTRA_LOGITS
+    for number in range(2):
+        scored = answering(1000 + number, tokens(MOST_EXTRA_LOGITS - BLOCK, token=number + 1), FOREVER, BLOCK)
+        score(scored)
+        bench.scheduler.enqueue(scored)
+    bench.admit()
+    assert [end - start for _, start, end in bench.planned()] == [MOST_EXTRA_LOGITS - BLOCK, BLOCK]
 
 
 def claims_of_waiting(steps: int, *, ends: bool) -> int:

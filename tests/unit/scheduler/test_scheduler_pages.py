@@ -222,6 +222,16 @@ def test_a_preempted_sequence_waits_first_in_line() -> None:
     assert list(bench.scheduler._waiting) == [last, patient]
 
 
+def test_preempted_sequences_wait_in_the_order_in_which_they_were_admitted() -> None:
+    bench = Bench(6)
+    _, second, last = (bench.answer(tokens(7, token=number)) for number in (1, 2, 3))
+    bench.admit()
+    while not second.preemptions:
+        bench.step()
+    assert bench.scheduler.take_preempted() == [last, second]
+    assert bench.scheduler.waiting_sequences == (second, last)
+
+
 def test_a_sequence_that_fills_the_whole_pool_runs_to_its_end() -> None:
     bench = Bench(4)
     params = SamplingParams(seed=0, max_tokens=9, ignore_eos=True)

@@ -12,7 +12,7 @@ import pytest
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tests.certificates import DAY, Authority
-from twostroke.base.credentials import TlsConfig
+from twostroke.base.credentials import CLUSTER_NAME, TlsConfig
 from twostroke.base.errors import ConfigError
 from twostroke.security import tls
 from twostroke.security.tls import Certificates, CertificateUse
@@ -141,3 +141,30 @@ def test_who_must_show_a_certificate_and_shows_none_or_a_strangers_is_not_let_in
                 tls._meet(server, client, "localhost")
         client.load_cert_chain((mine := ca.issue("client")).cert, mine.key)
         assert tls._meet(server, client, "localhost") > time.time()
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_who_comes_again_shows_its_certificate_again(ca: Authority, version: ssl.TLSVersion) -> None:
+    certificates = Certificates(ca.config(ca.issue("good")), CertificateUse.CLUSTER)
+    client = certificates.client
+    client.maximum_version = version
+    for server in (certificates.server, certificates.renewing_server()):
+        first = _met(server, client, None)
+        assert not _met(server, client, first.session).session_reused
+
+
+def _met(server: ssl.SSLContext, client: ssl.SSLContext, session: ssl.SSLSession | None) -> ssl.SSLObject:
+    """Returns the client's side after its first byte from the server, with which tickets of TLS 1.3 have come."""
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    coming = client.wrap_bio(down, up, server_hostname=CLUSTER_NAME, session=session)
+    serving = server.wrap_bio(up, down, server_side=True)
+    waiting = [coming, serving]
+    while waiting:
+        side = waiting.pop(0)
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            waiting.append(side)
+    serving.write(b"x")
+    assert coming.read(1) == b"x"
+    return coming

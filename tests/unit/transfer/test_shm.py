@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from twostroke.base.errors import ConfigError, PeerLost, StaleEpoch
-from twostroke.base.ids import Epoch
+from twostroke.base.errors import ConfigError, PeerLost, StaleEpoch, TransferFailed
+from twostroke.base.ids import Epoch, PageId
 from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.security.trusted_paths import private_folder
-from twostroke.transfer.base import SOCKETS, Identity
+from twostroke.transfer.base import SOCKETS, Identity, page_copies
 from twostroke.transfer.same_host.same_host_transport import SUFFIX
-from twostroke.transfer.same_host.shm import ShmTransport
+from twostroke.transfer.same_host.shm import ShmTransport, _ShmPeer
 from twostroke.transfer.sockets.frames import Deadline
 from twostroke.transfer.sockets.handshake import introduce
 
@@ -65,6 +65,26 @@ async def test_memory_that_its_owner_could_still_shrink_is_not_mapped() -> None:
     with pytest.raises(ConfigError, match="not sealed"):
         PageMemory.attach(descriptor, PoolLayout.of(2, 100))
     os.close(descriptor)
+
+
+def test_small_pages_that_are_reused_while_they_are_copied_together_fail_the_copy() -> None:
+    ours, theirs = PageMemory(4, 64), PageMemory(4, 64)
+
+    class Reused(np.ndarray[Any, Any]):
+        """Rows of pages, of which one gets another writer while they are read."""
+
+        def __getitem__(self, pages: Any) -> Any:
+            theirs.begin_new_generation(PageId(2))
+            return super().__getitem__(pages)
+
+    theirs.regions = (theirs.data.view(Reused),)
+    peer = object.__new__(_ShmPeer)
+    peer._local, peer._remote = ours, theirs
+    with pytest.raises(TransferFailed, match="page 2 was reused while it was copied: generation 1, not 0"):
+        peer.copy(page_copies([1, 2], [PageId(0), PageId(1)], [0, 0]))
+    theirs.regions = ()
+    for memory in (ours, theirs):
+        memory.close()
 
 
 async def test_only_the_same_host_and_network_namespace_is_reached(steady_owner: Any) -> None:

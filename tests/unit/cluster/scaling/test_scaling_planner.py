@@ -121,6 +121,24 @@ def test_longer_answers_are_the_decode_workers_business_and_prefill_workers_that
     assert not any(b.decode > a.decode and b.prefill < a.prefill for a, b in changes), changes
 
 
+def test_no_worker_goes_that_a_quarter_more_running_streams_would_need() -> None:
+    subject, counts = planner(), WorkerCounts(1, 3)
+    for second in range(1, int(3 * PACE.down_s)):
+        seen = FleetObservation(
+            at_s=float(second),
+            arrived=0,
+            capacity=CAPACITY,
+            slots=64,
+            streams=36,  # 20 of them keep the promise beside each other
+            stream_tokens=3600,
+            serving=counts,
+            desired=counts,
+        )
+        decision = subject.decide(seen)
+    assert decision.need == WorkerCounts(1, 2)
+    assert decision.wanted == counts
+
+
 def test_promises_that_no_fleet_keeps_do_not_fill_the_bounds() -> None:
     wide = Bounds(least=1, most=16)
     subject = Planner(LatencyTargets(ttft_s=0.001, itl_s=0.001), wide, wide, PACE, may_switch=False)

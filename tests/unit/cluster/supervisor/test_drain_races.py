@@ -47,6 +47,20 @@ async def test_who_asks_for_a_drain_when_the_one_before_is_just_over_gets_one_of
         assert len(backend.control.drains) == 2
 
 
+async def test_who_gives_up_waiting_for_a_drain_ends_it_for_nobody_else() -> None:
+    backend = FakeBackend()
+    async with two_decode_workers(backend) as supervisor:
+        backend.control.may_end.clear()
+        first, second = (asyncio.create_task(supervisor.drain("decode-0", 7.0, True)) for _ in range(2))
+        await until(supervisor, "draining")
+        first.cancel()
+        await asyncio.wait([first])
+        backend.control.may_end.set()
+        assert await second == 2
+        await until(supervisor, "serving", epoch="2.00")
+        assert len(backend.control.drains) == 1
+
+
 async def test_a_fleet_that_stops_writes_nothing_down_that_the_next_one_would_find() -> None:
     backend = FakeBackend()
     async with two_decode_workers(backend) as supervisor:

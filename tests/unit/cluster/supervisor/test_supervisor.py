@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from cluster.supervisor.actors import Serving
+from cluster.supervisor import worker_process
+from cluster.supervisor.actors import ActorLocation, Serving
 from cluster.supervisor.backend import WorkerDied
 from cluster.supervisor.supervisor import Supervisor
 from cluster.values.spec import FleetSpec
@@ -90,6 +91,27 @@ async def test_a_worker_that_reports_an_error_gets_a_fresh_process() -> None:
         worker = await until(supervisor, "serving", epoch="2.00")
     assert isinstance(worker.last_error, InternalError)
     assert backend.workers["decode-0"].recycled == 1
+
+
+async def test_a_worker_is_asked_for_a_sign_of_life_for_its_latest_epoch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question that a frozen process does not answer ends it, the new one too."""
+    monkeypatch.setattr(worker_process, "PING_S", 0.01)
+    backend, asked = FakeBackend(), asyncio.Semaphore(0)
+
+    async def place() -> ActorLocation:
+        asked.release()
+        return await asyncio.get_running_loop().create_future()
+
+    async with running(backend) as supervisor:
+        await until(supervisor, "serving")
+        backend.workers["decode-0"].die(WorkerDied("killed"))
+        await until(supervisor, "serving", epoch="2.00")
+        monkeypatch.setattr(backend.workers["decode-0"], "place", place)
+        async with asyncio.timeout(60):
+            await asked.acquire()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await asked.acquire()
 
 
 async def test_a_worker_that_cannot_start_as_configured_fails_for_good_with_its_message() -> None:

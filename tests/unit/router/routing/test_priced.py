@@ -15,7 +15,7 @@ from twostroke.base.ids import WorkerId
 from twostroke.kv_cache.form import KvForm
 from twostroke.scheduler.cost import StepCost
 
-P0, P1, D0, D1 = (WorkerId(text) for text in ("prefill-0", "prefill-1", "decode-0", "decode-1"))
+P0, P1, P2, D0, D1 = (WorkerId(text) for text in ("prefill-0", "prefill-1", "prefill-2", "decode-0", "decode-1"))
 COST = StepCost(step_s=0.02, stream_s=0.0003, prompt_token_s=0.001)
 FAST, SLOW = LinkRate(0.001, 1e9), LinkRate(0.001, 2e6)
 
@@ -107,6 +107,12 @@ def test_a_wire_that_is_busy_is_waited_for_or_not_taken() -> None:
     assert decide(view(P0, links={P1: FAST}, fetch_wait_s=1.5), holder).peer is None
     busy_holder = view(P1, depths=(90,), queue_s=5.0, serve_wait_s=1.5)
     assert decide(view(P0, links={P1: FAST}), busy_holder).peer is None
+
+
+def test_of_workers_that_hold_as_much_the_one_that_others_ask_less_is_asked() -> None:
+    asked, idle = view(P1, depths=(90,), queue_s=5.0, serve_wait_s=0.5), view(P2, depths=(90,), queue_s=5.0)
+    for holders in ((asked, idle), (idle, asked)):
+        assert decide(view(P0, links={P1: FAST, P2: FAST}), *holders).peer == P2
 
 
 def test_a_link_that_nobody_has_measured_is_tried() -> None:

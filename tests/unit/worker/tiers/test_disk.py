@@ -23,6 +23,8 @@ from tests.unit.worker.tiers.tiered import (
 )
 from twostroke.base.errors import ConfigError
 from twostroke.config import CacheConfig, Role
+from twostroke.kv_cache.block import block_hashes_of, root_hash
+from twostroke.transfer.base import digest
 from twostroke.worker.engine_state import EngineState
 from twostroke.worker.tiers.branch import Tiers
 
@@ -114,6 +116,22 @@ async def test_a_flipped_bit_is_a_counted_miss_and_its_record_never_comes_back(
         kept = on_disk(worker)
     async with tiered(tmp_path) as again:
         assert on_disk(again) == kept
+
+
+async def test_a_block_that_is_dropped_while_it_is_written_never_comes_back(tmp_path: Path) -> None:
+    dropped, kept = block_hashes_of(A, BLOCK)[:2]
+    async with tiered(tmp_path) as worker:
+        disk = worker.lower.tiers.full.disk
+        for block_hash in (dropped, kept):
+            target = disk.target(block_hash, root_hash())
+            assert target is not None
+            target.data[:] = 7
+            target.commit(digest(target.data))
+        disk.drop(dropped)
+        await disk.wait_idle()
+        assert set(disk.store) == {kept}
+    async with tiered(tmp_path) as again:
+        assert set(again.lower.tiers.full.disk.store) == {kept}
 
 
 async def test_no_dead_record_is_written_for_a_segment_that_has_gone(tmp_path: Path) -> None:

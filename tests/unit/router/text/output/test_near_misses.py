@@ -268,6 +268,11 @@ NAMES_ALONE = ('{"name": "get_weather"}', '```json\n{"name": "get_weather"}\n```
 """Objects with a name alone. An answer in the format of Llama that is one calls the tool."""
 
 
+def test_a_closing_mark_behind_the_one_that_closed_the_call_is_text() -> None:
+    _, text = read("hermes", [f"{hermes([PARIS])}\nA call ends with </tool_call>, as this one did."])
+    assert text == ["text", "A call ends with </tool_call>, as this one did."]
+
+
 def test_an_object_without_its_mark_is_no_call_where_a_schema_asks_for_objects() -> None:
     parser = TOOLS_BY_NAME["hermes"].parser(TOOLS, str, unmarked=Unmarked.NONE)
     parts: list[Part] = parser.feed(f"{HERMES}\n<tool_call>\n{HERMES}\n</tool_call>")
