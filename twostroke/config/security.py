@@ -23,7 +23,7 @@ class CertificatesConfig(Settings):
         None,
         is_path=True,
         unit="FILE",
-        help="CA: clients must show a certificate that comes from it",
+        help="CA: clients must show a certificate that comes from it, over TLS 1.3",
         default_text="none",
     )
     cluster_tls_cert: str | None = setting(

@@ -217,6 +217,8 @@ def _server_context(config: TlsConfig, sockets: type[ssl.SSLSocket]) -> ssl.SSLC
     context.num_tickets = 0
     context.options |= ssl.OP_NO_TICKET
     if config.ca is not None:
+        # TLS 1.2 also resumes sessions that the server has kept, by their id. Such a client shows no certificate.
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(config.ca)
     return context
