@@ -29,12 +29,12 @@ class Issued:
 class Authority:
     """A CA; what it issues lies in `folder`."""
 
-    def __init__(self, folder: Path, name: str = "ca") -> None:
+    def __init__(self, folder: Path, name: str = "ca", lasts: datetime.timedelta = DAY) -> None:
         self._folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self.file = folder / f"{name}.pem"
-        builder = _builder(self._name, self._name, self._key.public_key(), DAY)
+        builder = _builder(self._name, self._name, self._key.public_key(), lasts)
         self._cert = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True).sign(
             self._key, hashes.SHA256()
         )
@@ -47,8 +47,11 @@ class Authority:
         names: tuple[str, ...] = (CLUSTER_NAME, "localhost"),
         uses: tuple[x509.ObjectIdentifier, ...] = BOTH_SIDES,
         lasts: datetime.timedelta = DAY,
+        critical: tuple[x509.UnrecognizedExtension, ...] = (),
     ) -> Issued:
-        """`lasts` below zero: it has ended. Issued again under the same name, it takes the place of the one before."""
+        """`lasts` below zero: it has ended. `critical`: who does not know them must
+        refuse it. Issued again under the same name, it takes the place of the one before.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         alternatives = [*(x509.DNSName(each) for each in names), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
@@ -57,6 +60,8 @@ class Authority:
             .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
             .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
         )
+        for extension in critical:
+            builder = builder.add_extension(extension, critical=True)
         issued = Issued(self._folder / f"{name}.crt", self._folder / f"{name}.key")
         cert = builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
         pem = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

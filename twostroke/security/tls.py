@@ -8,6 +8,7 @@ Nothing watches the files between handshakes: only those need them. A connection
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import ssl
@@ -36,6 +37,10 @@ _WHY = {
     62: f"does not name {CLUSTER_NAME} (a DNS name in subjectAltName)",
 }
 """OpenSSL's X509_V_ERR codes, in plain words."""
+_TIME_CODES = frozenset({9, 10})
+"""Codes for a certificate that is not valid at this time. They do not say which one of a chain it is."""
+_ISSUER_CODES = frozenset({2, 7, 18, 19, 20, 21})
+"""Codes for a certificate that no trusted CA has issued."""
 
 
 class CertificateUse(enum.Enum):
@@ -72,8 +77,8 @@ _Stamp = list[tuple[int, ...]]
 
 
 class Certificates:
-    """The certificates of one use. Raises ConfigError if they cannot be used; later trouble is logged, and what was
-    good stays.
+    """The certificates of one use. Raises ConfigError if they cannot be used; later failures are logged, and the
+    certificates in use stay.
 
     May be asked on any thread.
     """
@@ -129,7 +134,7 @@ class Certificates:
         with self._lock:
             if time.monotonic() >= self._retry_at_s:
                 try:
-                    if self._look() != self._stamp:
+                    if self._current_stamp() != self._stamp:
                         self._stamp, self._loaded = self._read_in()
                 except ConfigError as error:
                     self._retry_at_s = time.monotonic() + RETRY_S
@@ -137,17 +142,19 @@ class Certificates:
             return self._loaded
 
     def _read_in(self) -> tuple[_Stamp, _Loaded]:
-        """Reads all files at one time. gRPC gets what was read, and OpenSSL reads for itself."""
+        """Reads all files, and reads them again if one changed meanwhile. gRPC gets what was read, and OpenSSL reads
+        for itself.
+        """
         for _ in range(READS):
-            stamp = self._look()
+            stamp = self._current_stamp()
             loaded = self._load()
-            if self._look() == stamp:
+            if self._current_stamp() == stamp:
                 return stamp, loaded
         flag, path = self._files()[0]
         raise ConfigError(f"{flag} {path} and the files beside it change while they are read", field=flag)
 
-    def _look(self) -> _Stamp:
-        """Changes with the files; also where another file has taken a name, or a link leads elsewhere."""
+    def _current_stamp(self) -> _Stamp:
+        """Returns a stamp that changes when a file is written, replaced or linked elsewhere."""
         stats = [_read(flag, path, Path(path).stat) for flag, path in self._files()]
         return [(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in stats]
 
@@ -172,18 +179,23 @@ class Certificates:
         return _Loaded(pem, server, client, expires_s)
 
     def _try_out(self) -> float:
-        """Lets the certificate meet one who checks it as others will; when it ends."""
-        if self._use is CertificateUse.CLUSTER:
-            name, believer = CLUSTER_NAME, _client_context(self._config, self._sockets)
-            return _meet(_server_context(self._config, self._sockets), believer, name)
+        """Performs a handshake in memory with a peer that checks the certificate as others will. Returns its expiry in
+        seconds since 1970.
+        """
+        if self._use is CertificateUse.CLIENTS:
+            return self._try_out_alone()
+        server, client = (make(self._config, self._sockets) for make in (_server_context, _client_context))
+        return _handshake_in_memory(server, client, CLUSTER_NAME)
+
+    def _try_out_alone(self) -> float:
+        """Performs the handshake with a peer that trusts this certificate, whoever issued it."""
         alone = TlsConfig(cert=self._config.cert, key=self._config.key)
-        return _meet(_server_context(alone, self._sockets), _believer(self._config.cert), None)
+        return _handshake_in_memory(_server_context(alone, self._sockets), _trusting_context(alone.cert), None)
 
     def _explained(self, error: ssl.SSLError) -> ConfigError:
         (cert_flag, cert), (key_flag, key), *_ = self._files()
         if isinstance(error, ssl.SSLCertVerificationError):
-            stranger = f"does not come from the CA in {self._use.ca_flag} {self._config.ca}: {error.verify_message}"
-            return ConfigError(f"{cert_flag} {cert} {_WHY.get(error.verify_code, stranger)}", field=cert_flag)
+            return self._not_verified(error)
         if error.reason == "KEY_VALUES_MISMATCH":
             return ConfigError(f"{key_flag} {key} is not the key of {cert_flag} {cert}", field=key_flag)
         if error.reason == "NO_CERTIFICATE_OR_CRL_FOUND":
@@ -194,6 +206,18 @@ class Certificates:
             "a password, as PEM",
             field=cert_flag,
         )
+
+    def _not_verified(self, error: ssl.SSLCertVerificationError) -> ConfigError:
+        (cert_flag, cert), ca_flag, ca = self._files()[0], self._use.ca_flag, self._config.ca
+        why = _WHY.get(error.verify_code, f"cannot be used: {error.verify_message}")
+        if error.verify_code in _ISSUER_CODES:
+            why = f"does not come from the CA in {ca_flag} {ca}: {error.verify_message}"
+        if error.verify_code in _TIME_CODES and self._use is CertificateUse.CLUSTER:
+            with contextlib.suppress(ssl.SSLCertVerificationError):
+                self._try_out_alone()
+                of_ca = f"{ca_flag} {ca} (or a certificate between it and {cert_flag} {cert})"
+                return ConfigError(f"{of_ca} {why}", field=ca_flag)
+        return ConfigError(f"{cert_flag} {cert} {why}", field=cert_flag)
 
 
 def check_certificates(endpoints: TlsConfig | None, cluster: TlsConfig | None) -> None:
@@ -213,7 +237,7 @@ def _read(flag: str, path: str, read: Callable[[], Content]) -> Content:
 
 def _server_context(config: TlsConfig, sockets: type[ssl.SSLSocket]) -> ssl.SSLContext:
     context = _context(ssl.PROTOCOL_TLS_SERVER, config, sockets)
-    # Whoever came with an earlier certificate, or one of an earlier CA, is looked at anew.
+    # No session tickets: every handshake must check the certificate.
     context.num_tickets = 0
     context.options |= ssl.OP_NO_TICKET
     if config.ca is not None:
@@ -239,8 +263,8 @@ def _context(protocol: int, config: TlsConfig, sockets: type[ssl.SSLSocket]) -> 
     return context
 
 
-def _believer(cert: str) -> ssl.SSLContext:
-    """Takes exactly this certificate, for as long as it is valid."""
+def _trusting_context(cert: str) -> ssl.SSLContext:
+    """Returns a client context that trusts exactly this certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
@@ -248,7 +272,7 @@ def _believer(cert: str) -> ssl.SSLContext:
     return context
 
 
-def _meet(server_context: ssl.SSLContext, client_context: ssl.SSLContext, name: str | None) -> float:
+def _handshake_in_memory(server_context: ssl.SSLContext, client_context: ssl.SSLContext, name: str | None) -> float:
     """Performs a handshake in memory. Returns when the server's certificate ends. Raises SSLError as either
     side does.
     """

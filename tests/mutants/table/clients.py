@@ -134,7 +134,7 @@ MUTANTS: Final = (
         name="certificates-read-once",
         claim="certificates change under load",
         file="twostroke/security/tls.py",
-        old="if self._look() != self._stamp:",
+        old="if self._current_stamp() != self._stamp:",
         new="if not self._stamp:",
         test="tests/unit/security/test_tls.py::test_files_that_change_while_they_are_read_are_never_mixed",
     ),

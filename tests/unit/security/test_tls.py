@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cryptography.x509 import ObjectIdentifier, UnrecognizedExtension
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tests.certificates import DAY, Authority
@@ -98,6 +99,22 @@ def test_a_cluster_wants_its_own_ca_and_its_own_name(ca: Authority, tmp_path: Pa
         Certificates(ca.config(ca.issue("nameless", names=("localhost",))), CertificateUse.CLUSTER)
 
 
+def test_a_ca_that_has_expired_is_named_and_not_the_certificate(tmp_path: Path) -> None:
+    ca = Authority(tmp_path, "old-ca", lasts=-DAY)
+    with pytest.raises(ConfigError, match=r"^--cluster-tls-ca .*old-ca.pem .*has expired"):
+        Certificates(ca.config(ca.issue("good")), CertificateUse.CLUSTER)
+
+
+@pytest.mark.parametrize("use", list(CertificateUse))
+def test_a_certificate_that_nobody_would_trust_is_refused_for_what_is_wrong_with_it(
+    ca: Authority, use: CertificateUse
+) -> None:
+    odd = ca.issue("odd", critical=(UnrecognizedExtension(ObjectIdentifier("1.2.3.4"), b"?"),))
+    with pytest.raises(ConfigError, match=rf"^{use.value}-cert .*odd.crt .*unhandled critical extension") as refused:
+        Certificates(TlsConfig(cert=str(odd.cert), key=str(odd.key), ca=str(ca.file)), use)
+    assert "does not come from" not in refused.value.message
+
+
 def test_changed_files_are_used_and_broken_ones_are_not(
     ca: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -139,9 +156,9 @@ def test_who_must_show_a_certificate_and_shows_none_or_a_strangers_is_not_let_in
             if shown is not None:
                 client.load_cert_chain(shown.cert, shown.key)
             with pytest.raises(ssl.SSLError):
-                tls._meet(server, client, "localhost")
+                tls._handshake_in_memory(server, client, "localhost")
         client.load_cert_chain((mine := ca.issue("client")).cert, mine.key)
-        assert tls._meet(server, client, "localhost") > time.time()
+        assert tls._handshake_in_memory(server, client, "localhost") > time.time()
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
