@@ -31,7 +31,7 @@ from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 from twostroke.transfer.base import Identity
 from twostroke.transfer.sockets.frames import Deadline, receive_frame, send_frame
-from twostroke.transfer.sockets.handshake import handshake
+from twostroke.transfer.sockets.handshake import reader_frame
 from twostroke.transfer.sockets.tls import TlsSocket
 
 ANSWER_S = 90.0
@@ -113,7 +113,7 @@ def page_port_says(worker: WorkerProcess, context: ssl.SSLContext | None, token:
             with encrypted:
                 deadline = Deadline.after(ANSWER_S)
                 _, nonce = receive_frame(encrypted, 4096, deadline)
-                send_frame(encrypted, handshake(reader, owner, nonce, bytes(16)), deadline)
+                send_frame(encrypted, reader_frame(reader, owner, nonce, bytes(16)), deadline)
                 return encrypted.recv(4096)
     except (OSError, EOFError):
         return b""

@@ -21,7 +21,7 @@ from twostroke.transfer.copy_thread_transport import CopyThreadTransport
 from twostroke.transfer.network.tcp import TcpTransport
 from twostroke.transfer.same_host.shm import ShmTransport
 from twostroke.transfer.sockets import listener
-from twostroke.transfer.sockets.handshake import PROTOCOL, handshake
+from twostroke.transfer.sockets.handshake import PROTOCOL, reader_frame
 
 OWNER = Identity("owner", Epoch(1, 7), "f", "secret")
 READER = Identity("reader", Epoch(1, 8), "f", "secret")
@@ -31,7 +31,7 @@ GREETING = frame([PROTOCOL, NONCE])
 
 def shown(token: str = "secret", fingerprint: str = "f", meant: Epoch = OWNER.epoch) -> bytes:
     """A reader's handshake."""
-    return frame(handshake(Identity("other", READER.epoch, fingerprint, token), meant, NONCE, NONCE))
+    return frame(reader_frame(Identity("other", READER.epoch, fingerprint, token), meant, NONCE, NONCE))
 
 
 HANDSHAKE = shown()

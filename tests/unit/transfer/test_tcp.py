@@ -17,13 +17,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from twostroke.base.credentials import prove
-from twostroke.base.errors import ConfigError, FingerprintMismatch, PeerLost, ServeError, StaleEpoch, Unauthenticated
+from twostroke.base.errors import (
+    ConfigError,
+    FingerprintMismatch,
+    PeerLost,
+    ServeError,
+    StaleEpoch,
+    TransferFailed,
+    Unauthenticated,
+)
 from twostroke.base.ids import Epoch, PageId
 from twostroke.kv_cache.layout import PoolLayout
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.transfer.base import Identity, PageCopy, PageEndpoint, ReadOutcome
-from twostroke.transfer.network.connection import MAX_PAGES
-from twostroke.transfer.network.tcp import TcpTransport
+from twostroke.transfer.network.connection import MAX_PAGES, ConnectionPeer
+from twostroke.transfer.network.tcp import TcpConnection, TcpTransport
 from twostroke.transfer.sockets.handshake import PROTOCOL
 
 PAGES, PAGE_BYTES = 4, 1000
@@ -294,8 +302,46 @@ async def test_a_listener_that_speaks_something_else_is_no_peer() -> None:
     async with server, serving() as served:
         port = server.sockets[0].getsockname()[1]
         elsewhere = replace(served.endpoint, address=f"127.0.0.1:{port}")
-        with pytest.raises(PeerLost, match="does not speak"):
+        with pytest.raises(PeerLost, match=f"failed the handshake of {PROTOCOL}"):
             await served.transport.connect(elsewhere, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "said"),
+    [
+        (frame(["other/9", NONCE]), FingerprintMismatch, "speaks 'other/9', this reader"),
+        (GREETING + frame(["welcome", bytes(32), "owner", str(OWNER.epoch), "fingerprint"]), PeerLost, "token"),
+    ],
+)
+async def test_a_reader_says_of_an_owner_what_is_wrong_with_it(
+    answer: bytes, error: type[ServeError], said: str
+) -> None:
+    async def owner(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        await writer.drain()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(owner, "127.0.0.1", 0)
+    async with server, serving() as served:
+        elsewhere = replace(served.endpoint, address=f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        with pytest.raises(error, match=said) as refused:
+            await served.transport.connect(elsewhere, 5.0)
+    assert "does not speak" not in refused.value.message
+
+
+async def test_a_connection_whose_local_pages_fail_is_not_busy_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as served:
+        peer = await served.transport.connect(served.endpoint, 5.0)
+
+        def fail(self: TcpConnection) -> None:
+            raise TransferFailed("the device has failed")
+
+        monkeypatch.setattr(TcpConnection, "synchronize", fail)
+        with pytest.raises(TransferFailed, match="the device has failed"):
+            await served.transport.wait(served.transport.pull(peer, [PageCopy(PageId(1), PageId(0), 0)], 5.0))
+        assert isinstance(peer, ConnectionPeer)
+        assert not peer.is_busy
 
 
 async def test_a_reader_hangs_up_at_its_deadline_without_being_fenced() -> None:
@@ -340,8 +386,9 @@ async def test_addresses_that_lead_nowhere_are_lost_peers() -> None:
 
 @pytest.mark.parametrize("host", ["", "0.0.0.0", "::"])
 def test_a_wildcard_is_not_an_address_for_peers(host: str) -> None:
-    with pytest.raises(ConfigError, match="interface"):
+    with pytest.raises(ConfigError, match="interface") as refused:
         TcpTransport(host)
+    assert refused.value.field == "host"
 
 
 async def test_a_host_that_is_not_ours_is_a_config_error() -> None:
@@ -420,7 +467,7 @@ async def test_a_slow_link_is_waited_for_and_one_that_stands_still_fails_all_tha
         begun = [reader.pull(peer, [PageCopy(PageId(0), PageId(page), 0)], 30.0) for page in range(8)]
         ended = await asyncio.gather(*map(reader.wait, begun))
         assert [result.outcome for result in ended].count(ReadOutcome.EXPIRED) == 2
-        assert sum("stood still while this pull waited" in result.reason for result in ended) == 6
+        assert sum("made no progress while this pull waited" in result.reason for result in ended) == 6
         for each in begun:
             await reader.fence(each)
         flows.set()

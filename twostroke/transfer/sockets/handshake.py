@@ -2,12 +2,14 @@
 
     owner -> reader  [protocol, its nonce]
     reader -> owner  [protocol, its nonce, its worker id, its epoch, fingerprint, the epoch that it means, proof]
-    owner -> reader  ["welcome", proof, worker id, epoch, fingerprint, pages of a region, bytes of one, ... of each]
+    owner -> reader  ["welcome", proof, worker id, epoch, fingerprint, then for each region: its pages, the
+                  bytes of one page]
                  or ["refused", error class, message]
 
 A frame of any other kind ends the connection without an answer. A proof is computed from the cluster's token, both
-nonces and everything that its sender says. It does not reveal the token. So a listener that is not the owner learns
-nothing that it could use at an owner. A reader accepts pages only from an owner that has the token.
+nonces and everything that its sender says. It does not reveal the token. Each proof fits one pair of nonces, so it
+cannot be used again. Without TLS a listener in between can still relay a handshake that is under way. A reader accepts
+pages only from an owner that has the token.
 """
 
 from __future__ import annotations
@@ -107,16 +109,23 @@ class ReaderValidator:
 
 
 def introduce(sock: socket.socket, identity: Identity, endpoint: PageEndpoint, deadline: Deadline) -> Welcome:
-    """Performs the handshake as the reader. Raises the owner's refusal, PeerLost for garbage, OSError or EOFError."""
+    """Performs the handshake as the reader.
+
+    Raises the owner's refusal, FingerprintMismatch for another protocol, PeerLost for garbage, OSError or EOFError.
+    """
     try:
         greeting = receive_frame(sock, HANDSHAKE_LIMIT_BYTES, deadline)
         check_fields(greeting, (str, bytes))
+        if greeting[0] != PROTOCOL:
+            raise FingerprintMismatch(
+                f"{endpoint.address} speaks {greeting[0][:64]!r}, this reader {PROTOCOL!r}: run both with one version"
+            )
         nonces = greeting[1], draw_nonce()
-        send_frame(sock, handshake(identity, endpoint.epoch, *nonces), deadline)
+        send_frame(sock, reader_frame(identity, endpoint.epoch, *nonces), deadline)
         answer = receive_frame(sock, HANDSHAKE_LIMIT_BYTES, deadline)
         welcome = _read_answer(answer, identity.token, *nonces)
     except InvalidRequest as error:
-        raise PeerLost(f"{endpoint.address} does not speak {PROTOCOL}: {error.message}") from error
+        raise PeerLost(f"{endpoint.address} failed the handshake of {PROTOCOL}: {error.message}") from error
     _compare(welcome, endpoint, identity)
     return welcome
 
@@ -125,14 +134,14 @@ def draw_nonce() -> bytes:
     return secrets.token_bytes(NONCE_BYTES)
 
 
-def handshake(identity: Identity, meant: Epoch, owners: bytes, readers: bytes) -> list[Any]:
+def reader_frame(identity: Identity, meant: Epoch, owner_nonce: bytes, reader_nonce: bytes) -> list[Any]:
     """Returns the frame with which a reader answers the owner's nonce."""
     fields_sent = [identity.worker_id, str(identity.epoch), identity.fingerprint, str(meant)]
     return [
         PROTOCOL,
-        readers,
+        reader_nonce,
         *fields_sent,
-        _proof(identity.token, "reader", owners, readers, [PROTOCOL, *fields_sent]),
+        _proof(identity.token, "reader", owner_nonce, reader_nonce, [PROTOCOL, *fields_sent]),
     ]
 
 
@@ -140,11 +149,11 @@ def mismatch(owner: str, theirs: object, reader: str, ours: object) -> str:
     return f"{owner} serves pages of {theirs!r}, {reader} reads {ours!r}: run both with the same model and options"
 
 
-def _proof(token: str, side: str, owners: bytes, readers: bytes, fields_sent: list[Any]) -> bytes:
-    return prove(token, f"pages {side}", owners, readers, *map(str, fields_sent))
+def _proof(token: str, side: str, owner_nonce: bytes, reader_nonce: bytes, fields_sent: list[Any]) -> bytes:
+    return prove(token, f"pages {side}", owner_nonce, reader_nonce, *map(str, fields_sent))
 
 
-def _read_answer(answer: list[Any], token: str, owners: bytes, readers: bytes) -> Welcome:
+def _read_answer(answer: list[Any], token: str, owner_nonce: bytes, reader_nonce: bytes) -> Welcome:
     if answer[:1] == ["refused"]:
         check_fields(answer, (str, str, str))
         if answer[1] not in _REFUSALS:
@@ -152,7 +161,7 @@ def _read_answer(answer: list[Any], token: str, owners: bytes, readers: bytes) -
         raise _REFUSALS[answer[1]](answer[2])
     check_fields(answer[:5], (str, bytes, str, str, str))
     if answer[0] != "welcome" or not hmac.compare_digest(
-        answer[1], _proof(token, "owner", owners, readers, answer[2:])
+        answer[1], _proof(token, "owner", owner_nonce, reader_nonce, answer[2:])
     ):
         raise InvalidRequest("it did not prove that it has this cluster's token")
     try:

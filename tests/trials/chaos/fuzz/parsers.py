@@ -54,7 +54,7 @@ from twostroke.transfer.network.nixl_agent import Agent, RemotePages
 from twostroke.transfer.network.tcp import TcpConnection, serve_pages
 from twostroke.transfer.pulls import PullTally, check_copies
 from twostroke.transfer.sockets.frames import Deadline
-from twostroke.transfer.sockets.handshake import PROTOCOL, ReaderValidator, handshake, introduce
+from twostroke.transfer.sockets.handshake import PROTOCOL, ReaderValidator, introduce, reader_frame
 from twostroke.transfer.sockets.tls import PLAIN
 
 PAGES, PAGE_BYTES = 4, 64
@@ -67,7 +67,7 @@ ENDPOINT = PageEndpoint("tcp", "127.0.0.1:9", "boot/1", OWNER.epoch, "fingerprin
 CONTENT = 0xEE
 """Value of every byte of the owner's pages: no welcome or refusal has a page full of it."""
 NONCE = bytes(16)
-_SHOWN = handshake(READER, OWNER.epoch, NONCE, NONCE)
+_SHOWN = reader_frame(READER, OWNER.epoch, NONCE, NONCE)
 _READERS_PROOF = _SHOWN[-1]
 HANDSHAKE = frame(_SHOWN)
 GREETING = frame([PROTOCOL, NONCE])
