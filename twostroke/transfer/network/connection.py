@@ -67,7 +67,7 @@ class Connection(abc.ABC):
     def is_busy(self) -> bool:
         return self._pull is not None
 
-    def reach(self, deadline: Deadline) -> Welcome:
+    def handshake(self, deadline: Deadline) -> Welcome:
         """Performs the handshake unless connected already. Raises a refusal, OSError or EOFError."""
         self._connected(deadline)
         assert self._welcome is not None
@@ -83,20 +83,22 @@ class Connection(abc.ABC):
                 sock = self._connected(pull.deadline)
                 reach(Point.TRANSPORT_ASKING)
                 self.copy_part(sock, pull.copies[start : start + MAX_PAGES], pull.deadline, tally)
-            self.synchronize()
+            self.synchronize()  # here an error still fails the pull
             return tally.result(ReadOutcome.DONE)
         except TransferFailed as error:
             return tally.result(ReadOutcome.FAILED, error.message)
         except TimeoutError as error:
-            self.drop()
+            self.close_socket()
             return tally.result(ReadOutcome.EXPIRED, f"{where}: {error}")
         except (OSError, EOFError, ServeError) as error:
-            self.drop()
+            self.close_socket()
             return tally.result(ReadOutcome.FAILED, f"{where}: {error}")
         finally:
-            self.synchronize()
-            with self._lock:
-                self._pull = None
+            try:
+                self.synchronize()  # after a failure, too: local pages must not change any more
+            finally:
+                with self._lock:
+                    self._pull = None
 
     def interrupt(self, pull: Pull) -> None:
         with self._lock:
@@ -110,7 +112,8 @@ class Connection(abc.ABC):
             if self._sock is not None:
                 hang_up(self._sock)
 
-    def drop(self) -> None:
+    def close_socket(self) -> None:
+        """Closes the socket, if there is one, and cleans up after it. The next pull connects again."""
         with self._lock:
             if self._sock is not None:
                 self._sock.close()
@@ -119,13 +122,13 @@ class Connection(abc.ABC):
 
     def forget(self) -> None:
         """Closes the socket and releases the pool's memory, after the thread has ended."""
-        self.drop()
+        self.close_socket()
         self.release()
 
     def _connected(self, deadline: Deadline) -> socket.socket:
         """Returns the connection, dialled again if the peer has hung up."""
         if self._sock is not None and has_hung_up(self._sock):
-            self.drop()
+            self.close_socket()
         if self._sock is not None:
             self._use(self._sock)
             return self._sock
@@ -135,14 +138,14 @@ class Connection(abc.ABC):
             self._welcome = introduce(sock, self._identity, self._endpoint, deadline)
             self.enter(sock, deadline)
         except BaseException:
-            self.drop()
+            self.close_socket()
             raise
         return sock
 
     def _dial(self, deadline: Deadline) -> socket.socket:
-        failure: OSError = ConnectionError("the address leads nowhere")
+        failure: OSError = ConnectionError("the address resolves to nothing")
         for family, kind, protocol, _, where in _resolve(self._endpoint.address):
-            self.drop()
+            self.close_socket()
             sock = socket.socket(family, kind, protocol)
             self._use(sock)
             sock.settimeout(deadline.wait_s())
@@ -173,15 +176,15 @@ class Connection(abc.ABC):
 class ConnectionPeer(CopyThreadPeer):
     """One epoch of one worker's pages. More than one connection lets a short pull pass a long one.
 
-    A pull without progress for `stall_s` fails, and with it the pulls queued behind it. So a stalled peer costs each
-    of them that time once, not once for each pull before it.
+    A pull without progress for `stall_s` fails, and with it the pulls queued behind it. So a stalled peer delays each
+    queued pull by `stall_s` once, however many are before it.
     """
 
     def __init__(self, endpoint: PageEndpoint, connections: Sequence[Connection], stall_s: float) -> None:
         super().__init__(endpoint)
         self._connections = connections
         self._stall_s = stall_s
-        self._stood_still_at = -math.inf
+        self._stalled_at = -math.inf
         self._threads = CopyThreads(f"pages-{endpoint.transport}-pull", connections)
 
     @property
@@ -190,13 +193,13 @@ class ConnectionPeer(CopyThreadPeer):
 
     def start_handshake(self, deadline: Deadline) -> Future[Welcome]:
         handshake: Future[Welcome] = Future()
-        self._threads.submit(lambda connection: connection.reach(deadline), handshake)
+        self._threads.submit(lambda connection: connection.handshake(deadline), handshake)
         return handshake
 
     def start(self, copies: tuple[PageCopy, ...], deadline: Deadline) -> Pull:
         pull = Pull(copies, Deadline(deadline.at, self._stall_s), self._interrupt)
-        begun_at = time.monotonic()
-        self._threads.submit(lambda connection: self._copy(connection, pull, begun_at), pull.ended)
+        queued_at = time.monotonic()
+        self._threads.submit(lambda connection: self._copy(connection, pull, queued_at), pull.ended)
         return pull
 
     def end(self) -> None:
@@ -206,12 +209,14 @@ class ConnectionPeer(CopyThreadPeer):
         for connection in self._connections:
             connection.forget()
 
-    def _copy(self, connection: Connection, pull: Pull, begun_at: float) -> TransferResult:
-        if begun_at < self._stood_still_at:
-            return PullTally().result(ReadOutcome.FAILED, f"{self.endpoint.address} stood still while this pull waited")
+    def _copy(self, connection: Connection, pull: Pull, queued_at: float) -> TransferResult:
+        if queued_at < self._stalled_at:
+            return PullTally().result(
+                ReadOutcome.FAILED, f"{self.endpoint.address} made no progress while this pull waited"
+            )
         result = connection.copy(pull)
         if result.outcome is ReadOutcome.EXPIRED and pull.deadline.at > time.monotonic():
-            self._stood_still_at = time.monotonic()
+            self._stalled_at = time.monotonic()
         return result
 
     def _interrupt(self, pull: Pull) -> None:

@@ -29,7 +29,8 @@ class NetworkTransport(CopyThreadTransport[ConnectionPeer, Pages], abc.ABC):
         """`stall_s` is the time without progress after which a pull fails. `port` 0 means any."""
         if host in ("", "0.0.0.0", "::"):
             raise ConfigError(
-                f"page transport {self.name}: peers cannot connect to {host!r}, give an interface's address"
+                f"page transport {self.name}: peers cannot connect to {host!r}, give an interface's address",
+                field="host",
             )
         super().__init__(Pages)  # type: ignore[type-abstract]  # never instantiated
         self._host = host
@@ -39,7 +40,7 @@ class NetworkTransport(CopyThreadTransport[ConnectionPeer, Pages], abc.ABC):
 
     @abc.abstractmethod
     def serve(self, sock: socket.socket, memory: Pages) -> None:
-        """Serves one admitted connection on a thread of its own. Returns only by an exception."""
+        """Serves one admitted connection on a thread of its own. Ends only by raising."""
 
     @abc.abstractmethod
     def connections(self, endpoint: PageEndpoint, identity: Identity, memory: Pages) -> Sequence[Connection]:
@@ -63,7 +64,7 @@ class NetworkTransport(CopyThreadTransport[ConnectionPeer, Pages], abc.ABC):
         self, endpoint: PageEndpoint, identity: Identity, memory: Pages, deadline_s: float
     ) -> ConnectionPeer:
         known = self._peers.find(endpoint)
-        if known is not None and known.is_busy:
+        if known is not None and known.is_busy:  # a handshake would wait behind its pulls
             return known
         peer = known or ConnectionPeer(endpoint, self.connections(endpoint, identity, memory), self._stall_s)
         return await self._peers.reach(peer, deadline_s)
