@@ -1,7 +1,7 @@
 """Sends spans to a collector over OTLP/gRPC: one thread, so that no request ever waits for it.
 
 What the collector does not take (it is down, or slow) is dropped and counted: serving continues. OpenTelemetry's own
-exporter does the talking; its batching is not used, as it does not count what it drops.
+exporter sends them; its batching is not used, as it does not count what it drops.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ MAX_PENDING = 20_000
 """Spans that wait for the collector: some seconds of a busy router."""
 MAX_BATCH = 512
 LINGER_S = 0.5
-"""For a batch to fill."""
+"""Seconds that a batch waits to fill."""
 EXPORT_S = 5.0
-"""For one batch, with retries."""
+"""Seconds for one batch, retries included."""
 SERVER_SPANS = frozenset({"request", "attempt", "prefill"})
-"""Each answers another process, or the client."""
+"""Names of spans that answer another process or the client."""
 CLOSE_S = 2.0
-"""For what is pending when the process ends: a collector that hangs must not keep it."""
+"""Seconds to send what is pending when the process ends: a collector that hangs must not keep it."""
 
 
 class OtlpExporter:
@@ -70,7 +70,7 @@ class OtlpExporter:
             self._send([span for span in batch if span is not None])
 
     def _batch(self) -> list[Span | None]:
-        """Returns at least one span. None is the last of all."""
+        """Returns what to send next. None at its end: nothing follows."""
         batch, full_s = [self._pending.get()], time.monotonic() + LINGER_S
         with contextlib.suppress(queue.Empty):
             while len(batch) < MAX_BATCH and batch[-1] is not None:
@@ -81,10 +81,10 @@ class OtlpExporter:
         if not spans:
             return
         try:
-            is_taken = self._exporter.export([_readable(span, self._resource) for span in spans]).name == "SUCCESS"
-        except Exception:  # of the library, or of a span that it cannot encode: the next ones may fare better
-            log.exception("spans not sent endpoint=%s", self._endpoint)
-            is_taken = False
+            outcome = self._exporter.export([_readable(span, self._resource) for span in spans]).name
+        except Exception as error:  # of the library, or of a span that it cannot encode: the next ones may fare better
+            outcome = type(error).__name__  # its text may quote a client
+        is_taken = outcome == "SUCCESS"
         if not is_taken:
             self._dropped(len(spans))
         if is_taken == self._is_failing:
@@ -92,7 +92,9 @@ class OtlpExporter:
             if is_taken:
                 log.info("spans sent again endpoint=%s", self._endpoint)
             else:
-                log.error("spans not sent endpoint=%s: serving continues without them", self._endpoint)
+                log.error(
+                    "spans not sent endpoint=%s error=%s: serving continues without them", self._endpoint, outcome
+                )
 
 
 def _library(endpoint: str, resource: Mapping[str, str]) -> tuple[OTLPSpanExporter, Resource]:
@@ -112,10 +114,10 @@ def _readable(span: Span, resource: Resource) -> ReadableSpan:
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-    context, flags = span.context, TraceFlags(TraceFlags.SAMPLED)
+    context, flags, is_server = span.context, TraceFlags(TraceFlags.SAMPLED), span.name in SERVER_SPANS
     parent = None
     if span.parent_id is not None:
-        parent = SpanContext(context.trace_id, span.parent_id, is_remote=False, trace_flags=flags)
+        parent = SpanContext(context.trace_id, span.parent_id, is_remote=is_server, trace_flags=flags)
     return ReadableSpan(
         name=span.name,
         context=SpanContext(context.trace_id, context.span_id, is_remote=False, trace_flags=flags),
@@ -123,7 +125,7 @@ def _readable(span: Span, resource: Resource) -> ReadableSpan:
         resource=resource,
         attributes=dict(span.attributes),
         events=[Event(event.name, dict(event.attributes), _ns(event.at_s)) for event in span.events],
-        kind=SpanKind.SERVER if span.name in SERVER_SPANS else SpanKind.INTERNAL,
+        kind=SpanKind.SERVER if is_server else SpanKind.INTERNAL,
         instrumentation_scope=InstrumentationScope("twostroke"),
         status=Status(StatusCode.ERROR, span.error) if span.error is not None else Status(),
         start_time=_ns(span.start_s),

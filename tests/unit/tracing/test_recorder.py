@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Sequence
 
 import prometheus_client
 import pytest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
 
 from twostroke.base.errors import ConfigError
 from twostroke.config import TracingConfig
@@ -161,6 +166,65 @@ def test_a_collector_that_is_not_there_loses_spans_that_are_all_counted(
     while sum(dropped) < 200:  # a hang fails here
         time.sleep(0.02)
     assert sum(dropped) == 200
+
+
+class Collector:
+    """Stands in for OpenTelemetry's exporter."""
+
+    def __init__(self) -> None:
+        self.fails = True
+        self.taken: list[ReadableSpan] = []
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        if self.fails:
+            raise ValueError("a word of a client")
+        self.taken += spans
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        """Holds nothing."""
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Collector:
+    collector = Collector()
+    monkeypatch.setattr(otlp, "_library", lambda endpoint, resource: (collector, Resource.get_empty()))
+    monkeypatch.setattr(otlp, "LINGER_S", 0.0)
+    return collector
+
+
+def test_batches_that_cannot_be_sent_are_logged_once_until_one_is_sent(
+    collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    dropped: list[int] = []
+    exporter = otlp.OtlpExporter("http://127.0.0.1:9", {}, dropped.append)
+    root = Recorder("router-0", exporter=exporter).root("request", "r", HEADER)
+    for number in range(1, 4):
+        root.begin("answer").end()
+        while len(dropped) < number:  # a hang fails here
+            time.sleep(0.01)
+    assert sum("spans not sent" in record.getMessage() for record in caplog.records) == 1
+    assert "ValueError" in caplog.text
+    assert "a word of a client" not in caplog.text
+    collector.fails = False
+    root.end()
+    exporter.close()
+    assert "spans sent again" in caplog.text
+
+
+def test_the_parent_of_a_span_that_answers_another_process_is_remote(collector: Collector) -> None:
+    collector.fails = False
+    exporter = otlp.OtlpExporter("http://127.0.0.1:9", {}, lambda count: None)
+    root = Recorder("router-0", exporter=exporter).root("request", "r", HEADER)
+    root.begin("answer").end()
+    root.end()
+    exporter.close()
+    parents = {span.name: span.parent for span in collector.taken}
+    assert {name: parent is not None and parent.is_remote for name, parent in parents.items()} == {
+        "answer": False,
+        "request": True,
+    }
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:4317", "ftp://host:1", "http://host", "http://:4317", "http://h:x"])
