@@ -1,4 +1,4 @@
-"""One link to each decode worker, opened as soon as it serves, and the calls that could not be sent yet."""
+"""One link to each decode worker, opened as soon as it serves, and the Close calls that have not reached it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from twostroke.rpc.membership import Membership
 log = logging.getLogger(__name__)
 
 RETRY_PAUSE_S = 0.5
-"""Pause before a call to a worker that failed is sent again."""
+"""Pause before a Close call that failed is sent again."""
 
 
 class LinkPool:
@@ -50,7 +50,7 @@ class LinkPool:
                 return link
             self.drop(worker, "it is replaced")
         link = self._new_link(worker)
-        task = self._tasks.create_task(_contained(link, link.run), name=f"link {worker.worker_id}")
+        task = self._tasks.create_task(_contained(link, "run", link.run), name=f"link {worker.worker_id}")
         self._links[worker.worker_id] = (link, task)
         for stream, epoch in self._unclosed.pop(worker.worker_id, {}).items():
             if epoch == worker.epoch:
@@ -102,7 +102,7 @@ class LinkPool:
             self._keep_unclosed(link, stream)
             return
         work = partial(self._close, link, stream)
-        closing = self._tasks.create_task(_contained(link, work), name=f"close {stream.request_id}")
+        closing = self._tasks.create_task(_contained(link, "close", work), name=f"close {stream.request_id}")
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
@@ -126,9 +126,9 @@ class LinkPool:
         self._unclosed[link.worker_id] = {**kept, stream: link.epoch}
 
 
-async def _contained(link: StreamLink, work: Callable[[], Awaitable[None]]) -> None:
-    """Runs `work`: a bug in one link costs that link's requests only."""
+async def _contained(link: StreamLink, task: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Runs `work`, which the log calls `task`: a bug in one link costs that link's requests only."""
     try:
         await work()
     except Exception as error:
-        log_bug(log, "link failed worker=%s epoch=%s", link.worker_id, link.epoch, error=error)
+        log_bug(log, "task of a link failed task=%s worker=%s epoch=%s", task, link.worker_id, link.epoch, error=error)

@@ -157,7 +157,7 @@ class WorkerLink:
             await self._call(self._decode.Close, request, CLOSE_TIMEOUT_S)
         except ServeError as error:
             log.warning("close failed request=%s worker=%s error=%s", stream.request_id, self.worker_id, error.label())
-            return False
+            return not error.retryable
         return True
 
     async def fetch(self, message: worker_pb2.FetchRequest) -> int:

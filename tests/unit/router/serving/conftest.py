@@ -14,7 +14,7 @@ from router.routing.selector import RoutingParams
 from router.serving.dispatcher import RouterCore
 from router.serving.parent_request import Attempts, ParentRequest
 from tests.unit.router.serving.asking import Ask, eventually, next_token, request_snapshot
-from twostroke.base.errors import Cancelled, NotFound, PeerLost, ServeError, StaleEpoch
+from twostroke.base.errors import Cancelled, InternalError, NotFound, PeerLost, ServeError, StaleEpoch
 from twostroke.base.ids import Epoch, WorkerId
 from twostroke.config import RouterConfig, RoutingConfig
 from twostroke.kv_cache.events import EventLog
@@ -75,6 +75,8 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
         self.may_find = asyncio.Event()
         self.may_find.set()
         self.misses_closes = 0
+        self.refused_closes: int | None = None
+        """Calls of Close that were refused; None while none is to be."""
         self.log = EventLog(Epoch(0, 0))
         self.epoch = Epoch(0, 0)
         self.address = ""
@@ -177,6 +179,9 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
             queue.put_nowait(worker_pb2.TokenBatch(entries=[entry]))
 
     async def Close(self, request, context):  # noqa: N802
+        if self.refused_closes is not None:
+            self.refused_closes += 1
+            raise InternalError("a bug of the worker")
         if self.misses_closes:
             self.misses_closes -= 1
             raise PeerLost("broken off")

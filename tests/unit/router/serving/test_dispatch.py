@@ -181,6 +181,19 @@ async def test_a_worker_that_could_not_be_told_of_it_is_told_again_while_its_str
     assert not core._with.links._unclosed
 
 
+async def test_a_worker_that_refuses_to_be_told_is_told_once(fleet, ask, soon, monkeypatch):
+    monkeypatch.setattr("router.fleet.link_pool.RETRY_PAUSE_S", 0.01)
+    worker = await fleet.add("decode-0", hold_at=5, refused_closes=0)
+    core = await fleet.core()
+    answer = ask(core)
+    await answer.has(5)
+    answer.task.cancel()
+    await soon(lambda: worker.refused_closes > 0)
+    await soon(lambda: not core._with.links._closing)
+    assert worker.refused_closes == 1
+    assert not core._with.links._unclosed
+
+
 async def test_a_router_that_closes_waits_for_no_worker_that_cannot_be_told(fleet, ask):
     await fleet.add("decode-0", hold_at=5, misses_closes=10**6)
     core = await fleet.core()
