@@ -26,7 +26,7 @@ from router.serving.parent_request import ParentRequest, Take, take_none
 from router.serving.placement import Placer
 from router.serving.prompt_hashes import PromptHasher
 from router.serving.recovery import Recovered, recover
-from router.serving.request_log import ready_made, request_log, worker_record
+from router.serving.request_log import making, request_log, worker_record
 from twostroke.base.errors import Cancelled, ConfigError, Draining, InvalidRequest, ServeError
 from twostroke.base.ids import BlockHash
 from twostroke.config import Role, RouterConfig
@@ -254,7 +254,7 @@ class RouterCore:
         for worker in self._fleet.workers:
             record = worker_record(worker)
             if record is not None:
-                self._request_log.put(ready_made(record))
+                self._request_log.put(making(record))
 
     async def _recover(self, request: ParentRequest) -> dict[int, Recovered]:
         """Returns what decode workers have of a resumed stream, by choice.

@@ -6,12 +6,13 @@ What cannot be written (a full disk, a disk that hangs) is dropped and counted: 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 from router.fleet.worker import Worker, step_cost
@@ -28,17 +29,17 @@ MAX_PENDING = 10_000
 MAX_BATCH = 512
 """Records in one write."""
 CLOSE_S = 2.0
-"""Time for what is pending when the router ends: a disk that hangs must not keep it."""
+"""Seconds for each of the two waits when the router ends: for room in the queue, and for the thread."""
 MODE = 0o640
 """Mode of the file, which names tenants and clients' request ids."""
 
-Make = Callable[[], Record]
+MakeRecord = Callable[[], Record]
 
 
 class NoLog:
     """Stands for the log where none is configured."""
 
-    def put(self, make: Make) -> None: ...
+    def put(self, make: MakeRecord) -> None: ...
 
     def close(self) -> None: ...
 
@@ -55,12 +56,12 @@ class RequestLog:
             raise ConfigError(f"--request-log {path}: {error.strerror}", field="request_log") from error
         self._path = path
         self._metrics = metrics
-        self._pending: queue.Queue[Make | None] = queue.Queue(MAX_PENDING)
+        self._pending: queue.Queue[MakeRecord | None] = queue.Queue(MAX_PENDING)
         self._is_failing = False
         self._thread = threading.Thread(target=self._run, name="request-log", daemon=True)
         self._thread.start()
 
-    def put(self, make: Make) -> None:
+    def put(self, make: MakeRecord) -> None:
         """Writes what `make` returns, some time later and on another thread. It never blocks."""
         try:
             self._pending.put_nowait(make)
@@ -84,7 +85,7 @@ class RequestLog:
             self._write([line for make in batch if make is not None and (line := self._line(make))])
         os.close(self._file)
 
-    def _line(self, make: Make) -> bytes:
+    def _line(self, make: MakeRecord) -> bytes:
         try:
             return line_of(make()).encode()
         except Exception as error:
@@ -93,31 +94,50 @@ class RequestLog:
             return b""
 
     def _write(self, lines: list[bytes]) -> None:
-        data = b"".join(lines)
-        written = 0
-        try:
-            while written < len(data):
-                written += os.write(self._file, data[written:])
-        except OSError as error:
-            whole = data.rfind(b"\n", 0, written) + 1
-            with contextlib.suppress(OSError):  # a pipe cannot take back what was half written
-                os.ftruncate(self._file, os.fstat(self._file).st_size - (written - whole))
-            lost = len(lines) - data.count(b"\n", 0, whole)
-            self._metrics.request_log_dropped_total.inc(lost)
-            if not self._is_failing:
-                log.error("request log not written path=%s error=%s: serving continues without it", self._path, error)
-            self._is_failing = True
+        if not lines:
             return
-        if self._is_failing and data:
+        with _alone(self._file):
+            written_lines, error = _append(self._file, b"".join(lines))
+        self._metrics.request_log_dropped_total.inc(len(lines) - written_lines)
+        if error is not None and not self._is_failing:
+            log.error("request log not written path=%s error=%s: serving continues without it", self._path, error)
+        if error is None and self._is_failing:
             log.info("request log written again path=%s", self._path)
-            self._is_failing = False
+        self._is_failing = error is not None
+
+
+@contextlib.contextmanager
+def _alone(file: int) -> Iterator[None]:
+    """Holds the file for one writer: another router's line may neither follow half a line nor be cut off with it."""
+    with contextlib.suppress(OSError):  # some network file systems have no locks
+        fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _append(file: int, data: bytes) -> tuple[int, OSError | None]:
+    """Appends whole lines. Returns how many were written, and the error that kept the others out."""
+    written = 0
+    try:
+        while written < len(data):
+            written += os.write(file, data[written:])
+    except OSError as error:
+        whole = data.rfind(b"\n", 0, written) + 1
+        with contextlib.suppress(OSError):  # a pipe cannot take back what was half written
+            os.ftruncate(file, os.fstat(file).st_size - (written - whole))
+        return data.count(b"\n", 0, whole), error
+    return data.count(b"\n"), None
 
 
 def request_log(path: str | None, metrics: RouterMetrics) -> RequestLog | NoLog:
     return NoLog() if path is None else RequestLog(path, metrics)
 
 
-def ready_made(record: Record) -> Make:
+def making(record: Record) -> MakeRecord:
+    """Returns a function that returns this record."""
     return lambda: record
 
 
