@@ -20,7 +20,9 @@ PLAIN: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat
 
 
 class GgufTensors(ExitStack):
-    """Raises ConfigError for what the file lacks, or has in another shape than the config says."""
+    """Reads the tensors of one GGUF file. Raises ConfigError for what the file lacks, or has in another shape than the
+    config says.
+    """
 
     def __init__(
         self, path: Path, dtype: torch.dtype, device: torch.device | None = None, *, keeps_codes: bool = False
@@ -42,7 +44,7 @@ class GgufTensors(ExitStack):
         return self._stored(name, tensor).dense().to(self._device, self._dtype)
 
     def take_matrix(self, name: str, rows: int, inputs: int) -> Matrix:
-        """Returns the same in the file's form, where that is kept."""
+        """Returns a matrix in the file's quantisation, or as plain numbers without `keeps_codes`."""
         tensor = self._tensor(name, (rows, inputs))
         if not self._keeps_codes or tensor.layout is None:
             return self.take(name, rows, inputs)
@@ -89,10 +91,12 @@ class GgufTensors(ExitStack):
         architecture = self._file.architecture
         if not is_paired(architecture, name):
             return rows
-        count = "head_count_kv" if ".k_proj" in name else "head_count"
-        heads = self._file.facts.get(f"{architecture}.attention.{count}")
+        facts, key = self._file.facts, f"{architecture}.attention.head_count"
+        if ".k_proj" in name and f"{key}_kv" in facts:  # without it there are as many heads of keys as of queries
+            key = f"{key}_kv"
+        heads = facts.get(key)
         if not isinstance(heads, int) or heads < 1 or len(rows) % (2 * heads):
-            raise ConfigError(f"{self._file.path}: {architecture}.attention.{count} is {heads!r}", field="model")
+            raise ConfigError(f"{self._file.path}: {key} is {heads!r}", field="model")
         pairs = rows.view(heads, len(rows) // heads // 2, 2, *rows.shape[1:])
         return pairs.transpose(1, 2).reshape(rows.shape)
 
@@ -119,8 +123,8 @@ def _check_finite(numbers: StoredNumbers, path: Path, name: str) -> None:
             raise ConfigError(f"{path}: tensor {name} has a scale that is not a number", field="model")
 
 
-def _halves(blocks: torch.Tensor, start: int) -> torch.Tensor:
-    """Returns 16 float16 bits of each block as numbers [rows, blocks]."""
+def _float16_at(blocks: torch.Tensor, start: int) -> torch.Tensor:
+    """Returns the float16 at this byte of each block [rows, blocks]."""
     return blocks[:, :, start : start + 2].contiguous().view(torch.float16)[:, :, 0]
 
 
@@ -137,18 +141,20 @@ def _nibbles(packed: torch.Tensor) -> torch.Tensor:
 def _q4(blocks: torch.Tensor, *, has_min: bool) -> StoredNumbers:
     start = 4 if has_min else 2
     codes = _nibbles(blocks[:, :, start:]).reshape(len(blocks), -1)
-    return StoredNumbers(codes, _halves(blocks, 0), _halves(blocks, 2) if has_min else None)
+    return StoredNumbers(codes, _float16_at(blocks, 0), _float16_at(blocks, 2) if has_min else None)
 
 
 def _q5(blocks: torch.Tensor, *, has_min: bool) -> StoredNumbers:
     start = 4 if has_min else 2
     upper = blocks[:, :, start : start + 4, None] >> torch.arange(8, dtype=torch.uint8) & 1
     codes = _nibbles(blocks[:, :, start + 4 :]) | upper.flatten(2) << 4
-    return StoredNumbers(codes.reshape(len(blocks), -1), _halves(blocks, 0), _halves(blocks, 2) if has_min else None)
+    return StoredNumbers(
+        codes.reshape(len(blocks), -1), _float16_at(blocks, 0), _float16_at(blocks, 2) if has_min else None
+    )
 
 
 def _q8(blocks: torch.Tensor) -> StoredNumbers:
-    return StoredNumbers(blocks[:, :, 2:].reshape(len(blocks), -1).view(torch.int8), _halves(blocks, 0))
+    return StoredNumbers(blocks[:, :, 2:].reshape(len(blocks), -1).view(torch.int8), _float16_at(blocks, 0))
 
 
 def _mxfp4(blocks: torch.Tensor) -> StoredNumbers:
@@ -170,7 +176,7 @@ def _q45_k(blocks: torch.Tensor, *, has_fifth: bool) -> StoredNumbers:
     if has_fifth:
         upper = blocks[:, :, None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1
         codes = codes | upper.flatten(2) << 4
-    supers = torch.stack([_halves(blocks, 0), _halves(blocks, 2)], dim=-1)
+    supers = torch.stack([_float16_at(blocks, 0), _float16_at(blocks, 2)], dim=-1)
     return StoredNumbers(codes.reshape(len(blocks), -1), scales, mins, supers)
 
 
@@ -180,7 +186,7 @@ def _q6_k(blocks: torch.Tensor) -> StoredNumbers:
     quarters = torch.cat([upper >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1)
     codes = _nibbles(low) | quarters << 4
     scales = blocks[:, :, 192:208].reshape(len(blocks), -1).view(torch.int8)
-    return StoredNumbers(codes.reshape(len(blocks), -1), scales, None, _halves(blocks, 208)[..., None].contiguous())
+    return StoredNumbers(codes.reshape(len(blocks), -1), scales, None, _float16_at(blocks, 208)[..., None].contiguous())
 
 
 READERS: Final[dict[str, Callable[[torch.Tensor], StoredNumbers]]] = {
@@ -194,4 +200,5 @@ READERS: Final[dict[str, Callable[[torch.Tensor], StoredNumbers]]] = {
     "Q6_K": _q6_k,
     "MXFP4": _mxfp4,
 }
-"""From the blocks [rows, blocks, bytes] of each type to its content, as llama.cpp's ggml-quants.c reads them."""
+"""Readers by tensor type: each makes the content of its blocks [rows, blocks, bytes], as llama.cpp's ggml-quants.c
+does."""

@@ -41,10 +41,13 @@ def written(
     directory: Path,
     types: tuple[str, ...] = MIXED,
     meaning: Path | None = None,
+    *,
+    omits_kv_heads: bool = False,
 ) -> Path:
     """Saves the model's config beside `model.gguf`, whose matrices have these types in turn, and returns that file.
 
-    A model of transformers with the numbers of that file is saved in `meaning`.
+    A model of transformers with the numbers of that file is saved in `meaning`. `omits_kv_heads`: the file does not say
+    how many heads keys have, which are then as many as queries have.
     """
     saved(config, directory)
     tensors = load_file(directory / "model.safetensors")
@@ -52,7 +55,8 @@ def written(
     path = directory / "model.gguf"
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    if not omits_kv_heads:
+        writer.add_head_count_kv(config.num_key_value_heads)
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(MODEL_ARCH(arch), config.num_hidden_layers)
     stored: Tensors = {}

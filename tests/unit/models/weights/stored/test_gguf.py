@@ -21,6 +21,7 @@ from twostroke.models.catalog.places import cache_dir
 from twostroke.models.file_versions import FileVersions
 from twostroke.models.weights import packed_file
 from twostroke.models.weights.digest import weights_digest
+from twostroke.models.weights.stored.check import check_gguf
 from twostroke.models.weights.stored.formats import open_weights
 from twostroke.models.weights.stored.gguf import READERS
 from twostroke.models.weights.stored.gguf_file import TYPES, read_gguf
@@ -77,6 +78,16 @@ def test_tensors_are_as_the_model_has_them(name: str, tmp_path: Path) -> None:
     with open_weights(tmp_path / "file", torch.float32) as files:
         for key, tensor in state.items():
             assert torch.equal(files.take(key, *tensor.shape), tensor), key
+
+
+def test_a_file_that_gives_no_heads_of_keys_has_as_many_as_of_queries(tmp_path: Path) -> None:
+    config = LlamaConfig(**(SIZES | {"num_key_value_heads": SIZES["num_attention_heads"]}))
+    state = model_of(config, tmp_path / "plain").state_dict()
+    path = written(config, "llama", tmp_path / "file", ("F32",), omits_kv_heads=True)
+    check_gguf(path)
+    with open_weights(path.parent, torch.float32) as files:
+        for key in (name for name in state if ".k_proj" in name):
+            assert torch.equal(files.take(key, *state[key].shape), state[key]), key
 
 
 @pytest.mark.parametrize("name", MODELS)
