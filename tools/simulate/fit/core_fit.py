@@ -11,6 +11,7 @@ import bisect
 import gzip
 import itertools
 import json
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -28,14 +29,17 @@ ALONE, BESIDE, BORROWED = range(3)
 MOST_BETWEEN_US = 5000.0
 """A worker that begins its next step later than this had nothing to run."""
 REPORTED_WEIGHT = 1.0
-"""Steps that count as much as what the workers report of one term: few, since a profile shows hundreds."""
+"""Weight of what the workers report of one term; a step has weight 1. Small, since a profile shows hundreds of
+steps."""
 USUAL_SPREAD = 1.5
-"""Standard deviation of a normal spread over its median distance: stalls, which are seldom, do not make it larger."""
+"""Standard deviation of a normal distribution in median absolute deviations: rare stalls hardly change the latter."""
 LEAST_KERNELS = 20
 """Kernels of one kind that must have run in a way to be compared."""
 TERMS = ("step_s", "stream_s", "context_token_s", "prompt_step_s", "prompt_token_s", "prompt_pair_s")
-MOST_STREAMS_ROWS = 16
-"""Rows of a kernel from which on it computes prompts, mostly."""
+LEAST_PROMPT_ROWS = 16
+"""Rows from which on a kernel mostly computes prompts. A power of two."""
+STEP_FACTS = ("streams", "context_tokens", "prompt_tokens", "prompt_pairs")
+"""What a profile says of each step."""
 
 Kind = tuple[str, int]
 """Name of a kernel and its rows, in powers of two."""
@@ -67,17 +71,17 @@ class FittedCores:
     cost: StepCost
     cores: SharedCores
     noise: float
-    """Sigma of a step's length."""
+    """Sigma of the log-normal noise of a step's length."""
 
 
 def read_steps(path: Path) -> list[list[ProfiledStep]]:
     """Returns the steps of each worker of a trace that `twostroke profile` wrote. Raises ConfigError."""
     try:
         packed = path.read_bytes()
-        events = json.loads(gzip.decompress(packed) if path.suffix == ".gz" else packed)["traceEvents"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"--steps {path}: not a trace of `twostroke profile`: {error}", field="steps") from error
-    return steps_of(events)
+        return steps_of(json.loads(gzip.decompress(packed) if path.suffix == ".gz" else packed)["traceEvents"])
+    except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"--steps {path}: not a trace of `twostroke profile`: {why}", field="steps") from error
 
 
 def steps_of(events: Iterable[Mapping[str, Any]]) -> list[list[ProfiledStep]]:
@@ -88,7 +92,7 @@ def steps_of(events: Iterable[Mapping[str, Any]]) -> list[list[ProfiledStep]]:
             continue
         start_us, end_us, facts = event["ts"], event["ts"] + event["dur"], event["args"]
         if event["name"] == "step":
-            steps[event["pid"]].append(ProfiledStep(start_us, end_us, facts))
+            steps[event["pid"]].append(ProfiledStep(start_us, end_us, {name: facts[name] for name in STEP_FACTS}))
         elif event.get("cat") == "kernel" and steps[event["pid"]] and facts["rows"] > 0:
             kind = (event["name"], int(facts["rows"]).bit_length())
             work = facts["flops"] or facts["bytes"]
@@ -97,37 +101,41 @@ def steps_of(events: Iterable[Mapping[str, Any]]) -> list[list[ProfiledStep]]:
 
 
 def fitted_cores(workers: Sequence[list[ProfiledStep]], reported: StepCost) -> FittedCores:
-    """Fits costs and speeds. Raises ConfigError where the profile shows no prompts or no streams.
+    """Fits costs and speeds. Raises ConfigError where the profile shows too little for that.
 
     `reported` is what the workers say of their costs. It decides what steps that are all alike leave open: how their
     length is split over the terms.
     """
     modes = [_modes(steps, [other for other in workers if other is not steps]) for steps in workers]
     ran: dict[Kind, dict[int, list[ProfiledKernel]]] = defaultdict(lambda: defaultdict(list))
-    for steps, of_steps in zip(workers, modes, strict=True):
-        for step, of_kernels in zip(steps, of_steps, strict=True):
-            for kernel, mode in zip(step.kernels, of_kernels, strict=True):
+    for steps, step_modes in zip(workers, modes, strict=True):
+        for step, kernel_modes in zip(steps, step_modes, strict=True):
+            for kernel, mode in zip(step.kernels, kernel_modes, strict=True):
                 ran[kernel.kind][mode].append(kernel)
-    streams = _speeds({kind: by for kind, by in ran.items() if 2 ** kind[1] <= MOST_STREAMS_ROWS})
-    prompts = _speeds({kind: by for kind, by in ran.items() if 2 ** kind[1] > MOST_STREAMS_ROWS})
+    streams = _speeds({kind: by for kind, by in ran.items() if 2 ** kind[1] <= LEAST_PROMPT_ROWS})
+    prompts = _speeds({kind: by for kind, by in ran.items() if 2 ** kind[1] > LEAST_PROMPT_ROWS})
     rows = [
-        (step.facts, _alone_s(step, of_kernels, prompts if step.facts["prompt_tokens"] else streams))
-        for steps, of_steps in zip(workers, modes, strict=True)
-        for step, of_kernels in zip(steps, of_steps, strict=True)
+        (step.facts, _alone_s(step, kernel_modes, prompts if step.facts["prompt_tokens"] else streams))
+        for steps, step_modes in zip(workers, modes, strict=True)
+        for step, kernel_modes in zip(steps, step_modes, strict=True)
     ]
     cost, noise = _cost_of(rows, reported)
-    between_s = median(gap for steps in workers for gap in _gaps_s(steps))
+    gaps_s = [gap_s for steps in workers for gap_s in _gaps_s(steps)]
+    if not gaps_s:
+        raise _shows_too_little("no worker ran one step right after another")
     every = [step for steps in workers for step in steps]
     cores = SharedCores(
-        streams=_of_steps(streams, [step for step in every if not step.facts["prompt_tokens"]]),
-        prompts=_of_steps(prompts, [step for step in every if step.facts["prompt_tokens"]]),
-        between_s=between_s,
+        streams=_whole_steps(streams, [step for step in every if not step.facts["prompt_tokens"]]),
+        prompts=_whole_steps(prompts, [step for step in every if step.facts["prompt_tokens"]]),
+        between_s=median(gaps_s),
     )
     return FittedCores(cost, cores, noise)
 
 
-def _of_steps(kernels: CoreSpeeds, steps: Sequence[ProfiledStep]) -> CoreSpeeds:
+def _whole_steps(kernels: CoreSpeeds, steps: Sequence[ProfiledStep]) -> CoreSpeeds:
     """Returns the speeds of whole steps: what is not in kernels takes as long with borrowed cores."""
+    if not steps:  # of prompts there are some, since the costs were fitted
+        raise _shows_too_little("no step has streams alone")
     taken_s = sum(step.end_us - step.start_us for step in steps) / 1e6
     share = sum(kernel.seconds for step in steps for kernel in step.kernels) / taken_s
     return replace(kernels, borrowed=1 - share * (1 - kernels.borrowed))
@@ -151,23 +159,23 @@ def _modes(steps: Sequence[ProfiledStep], others: Sequence[list[ProfiledStep]]) 
 def _speeds(ran: Mapping[Kind, Mapping[int, Sequence[ProfiledKernel]]]) -> CoreSpeeds:
     """Compares each kind of kernel with itself; kinds count by the time that they take."""
     usual = CoreSpeeds()
-    borrowed, beside = (_times(ran, mode) for mode in (BORROWED, BESIDE))
+    borrowed, beside = (_slowdown(ran, mode) for mode in (BORROWED, BESIDE))
     return CoreSpeeds(
         borrowed=usual.borrowed if borrowed is None else borrowed,
         beside=usual.beside if beside is None else max(1.0, beside),
     )
 
 
-def _times(ran: Mapping[Kind, Mapping[int, Sequence[ProfiledKernel]]], mode: int) -> float | None:
+def _slowdown(ran: Mapping[Kind, Mapping[int, Sequence[ProfiledKernel]]], mode: int) -> float | None:
     """Returns how many times as long kernels took in this mode as alone; None where too few can be compared."""
-    so_s = alone_s = 0.0
+    in_mode_s = alone_s = 0.0
     for by_mode in ran.values():
-        alone, so = by_mode.get(ALONE, ()), by_mode.get(mode, ())
-        if min(len(alone), len(so)) >= LEAST_KERNELS:
+        alone, in_mode = by_mode.get(ALONE, ()), by_mode.get(mode, ())
+        if min(len(alone), len(in_mode)) >= LEAST_KERNELS:
             work = sum(kernel.work for by in by_mode.values() for kernel in by)
             alone_s += work * _per_work_s(alone)
-            so_s += work * _per_work_s(so)
-    return so_s / alone_s if alone_s else None
+            in_mode_s += work * _per_work_s(in_mode)
+    return in_mode_s / alone_s if alone_s else None
 
 
 def _per_work_s(kernels: Sequence[ProfiledKernel]) -> float:
@@ -186,11 +194,11 @@ def _alone_s(step: ProfiledStep, modes: Sequence[int], speeds: CoreSpeeds) -> fl
 def _cost_of(rows: Sequence[tuple[Mapping[str, float], float]], reported: StepCost) -> tuple[StepCost, float]:
     """Fits the terms by least squares of relative errors, none below 0. Returns the errors' usual size, too.
 
-    Raises ConfigError where steps of a kind miss.
+    Raises ConfigError where no step has streams, or none has prompt tokens.
     """
     for kind in ("streams", "prompt_tokens"):
         if not any(facts[kind] for facts, _ in rows):
-            raise ConfigError(f"the profile shows too little: no step has {kind}", field="steps")
+            raise _shows_too_little(f"no step has {kind}")
     seconds = np.array([taken_s for _, taken_s in rows])
     terms = np.array([_quantities(facts) for facts, _ in rows]) / seconds[:, None]
     stated = np.array([asdict(reported)[name] for name in TERMS])
@@ -208,6 +216,10 @@ def _cost_of(rows: Sequence[tuple[Mapping[str, float], float]], reported: StepCo
     errors = terms[: len(rows), kept] @ (found / scale) - 1
     cost = StepCost(**{TERMS[at]: float(each) for at, each in zip(kept, found / scale, strict=True)})
     return cost, USUAL_SPREAD * float(np.median(np.abs(errors)))
+
+
+def _shows_too_little(what: str) -> ConfigError:
+    return ConfigError(f"the profile shows too little: {what}", field="steps")
 
 
 def _quantities(facts: Mapping[str, float]) -> tuple[float, ...]:

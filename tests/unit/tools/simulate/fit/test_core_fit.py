@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,28 @@ def test_a_profile_without_prompts_says_too_little() -> None:
         fitted_cores(steps_of(step(1, 0.0, stream, 1.0, 1)[0]), COST)
 
 
+def mixed(number: int) -> Event:
+    return {"streams": 2, "context_tokens": 500 + number, "prompt_tokens": 64 + number, "prompt_pairs": 4096.0}
+
+
+ALONE = {"streams": 1, "context_tokens": 500, "prompt_tokens": 0, "prompt_pairs": 0.0}
+
+
+def test_a_profile_without_steps_of_streams_alone_says_too_little() -> None:
+    events, at_us = [], 0.0
+    for number in range(30):
+        ran, at_us = step(1, at_us + BETWEEN_US, mixed(number), 1.0, 1)
+        events += ran
+    with pytest.raises(ConfigError, match="no step has streams alone"):
+        fitted_cores(steps_of(events), COST)
+
+
+def test_a_profile_without_steps_right_after_each_other_says_too_little() -> None:
+    events = [event for pid, facts in ((1, mixed(0)), (2, ALONE)) for event in step(pid, 0.0, facts, 1.0, 1)[0]]
+    with pytest.raises(ConfigError, match="no worker ran one step right after another"):
+        fitted_cores(steps_of(events), COST)
+
+
 @pytest.mark.parametrize("name", ["steps.json", "steps.json.gz"])
 def test_a_trace_is_read_as_it_was_written(tmp_path: Path, name: str) -> None:
     text = json.dumps({"traceEvents": list(host())}).encode()
@@ -108,8 +130,28 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path, name: str) -> None:
     assert [len(steps) for steps in read_steps(tmp_path / name)] == [len(steps) for steps in steps_of(host())]
 
 
+STEP = {"ph": "X", "name": "step", "pid": 1, "tid": 1, "ts": 0.0, "dur": 1.0}
+
+
+@pytest.mark.parametrize(
+    "events", [[{"name": "step"}], [STEP], [STEP | {"args": None}], [STEP | {"args": {"streams": 1}}], ["step"], 7]
+)
+def test_a_trace_of_another_program_is_refused(tmp_path: Path, events: Any) -> None:
+    (tmp_path / "steps.json").write_text(json.dumps({"traceEvents": events}))
+    with pytest.raises(ConfigError, match="--steps"):
+        read_steps(tmp_path / "steps.json")
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}"])
 def test_what_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "steps.json").write_text(text)
     with pytest.raises(ConfigError, match="--steps"):
         read_steps(tmp_path / "steps.json")
+
+
+@pytest.mark.parametrize("damage", [lambda packed: packed[:-20], lambda packed: packed[:10] + b"?" * 20 + packed[30:]])
+def test_a_packed_trace_that_is_damaged_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    packed = gzip.compress(json.dumps({"traceEvents": list(host())}).encode())
+    (tmp_path / "steps.json.gz").write_bytes(damage(packed))
+    with pytest.raises(ConfigError, match="--steps"):
+        read_steps(tmp_path / "steps.json.gz")
