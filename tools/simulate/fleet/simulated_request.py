@@ -26,7 +26,7 @@ class SimulatedRequest:
     attempts: int = 0
     emitted: int = 0
     first_token_s: float | None = None
-    """At the decode worker, as the next one."""
+    """When the decode worker had the first token, in seconds; `last_token_s` is measured there, too."""
     last_token_s: float | None = None
     longest_gap_s: float = 0.0
     cached_tokens: int = 0
@@ -40,11 +40,11 @@ class SimulatedRequest:
     """The latest attempt that brought its router a token."""
     was_lost: bool = False
     """Whether its worker was lost before it had its first token."""
-    wanted: GenerateRequest = field(init=False)
+    request: GenerateRequest = field(init=False)
 
     def __post_init__(self) -> None:
         sampling = SamplingParams(seed=0, max_tokens=self.answer_tokens, ignore_eos=True)
-        self.wanted = GenerateRequest(prompt=(TOKEN,) * self.prompt_tokens, sampling=sampling)
+        self.request = GenerateRequest(prompt=(TOKEN,) * self.prompt_tokens, sampling=sampling)
 
     @property
     def known_tokens(self) -> int:
@@ -53,7 +53,7 @@ class SimulatedRequest:
     def attempt(self, router_id: str) -> Attempt:
         """Returns the attempt as a router queues it, and as a decode worker is asked for it."""
         return Attempt(
-            request=self.wanted,
+            request=self.request,
             request_id=self.request_id,
             number=self.attempts,
             emitted=(SAMPLED,) * self.emitted,
@@ -74,6 +74,7 @@ class SimulatedRequest:
         self.placement = None
         self.emitted = 0
         self.first_token_s = self.last_token_s = None
+        self.longest_gap_s = 0.0
         self.cached_tokens = self.pulled_tokens = 0
         self.heard_attempt = 0
 

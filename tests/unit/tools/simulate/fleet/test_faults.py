@@ -89,8 +89,10 @@ def test_blocks_of_an_answer_are_forgotten_with_it() -> None:
     request = SimulatedRequest(
         0, RequestId("0#0"), 0.0, prompt_tokens=2 * BLOCK + 1, answer_tokens=40, block_hashes=names, emitted=30
     )
+    request.longest_gap_s = 9.0
     request.forget_answer(BLOCK)
     assert (request.known_tokens, request.block_hashes) == (2 * BLOCK + 1, [name_of(0), name_of(1)])
+    assert request.longest_gap_s == 0.0
 
 
 def test_routers_that_hear_of_each_other_place_as_well_as_one() -> None:
