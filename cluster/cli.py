@@ -64,9 +64,14 @@ class Program:
 
 
 def status_of(run: Callable[[], int], name: str) -> int:
-    """Returns 0 for success, 1 for a negative result, 2 for wrong flags, files or servers, 130 when interrupted."""
+    """Returns 0 for success, 1 for a negative result, 2 for wrong flags, files or servers, 130 when interrupted or when
+    the reader of the output has gone.
+    """
     try:
-        return run()
+        try:
+            return run()
+        finally:
+            sys.stdout.flush()  # at exit it would be too late to see that the reader has gone
     except ServeError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return USAGE_ERROR

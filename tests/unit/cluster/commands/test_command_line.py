@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +43,18 @@ CHOOSING = (
     *(("drain",), ("scale",), ("role",), ("restart",), ("reload",), ("sleep",), ("wake",), ("down",)),
 )
 """Commands that go to a server of this user where no address is given."""
+
+
+def test_a_command_whose_reader_has_gone_says_nothing_and_returns_130() -> None:
+    """What it has written is still in Python's buffer when it ends."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = "import sys; from cluster.cli import status_of; sys.exit(status_of(lambda: print('few') or 0, 'twostroke'))"
+    try:
+        ended = subprocess.run([sys.executable, "-E", "-c", code], stdout=writer, stderr=subprocess.PIPE, check=False)
+    finally:
+        os.close(writer)
+    assert (ended.returncode, ended.stderr) == (130, b"")
 
 
 def parsers() -> dict[tuple[str, ...], argparse.ArgumentParser]:
