@@ -1,4 +1,6 @@
-"""Decides how many workers of each role there should be now. Pure: it gets observations with their time.
+"""Decides how many workers of each role there should be now.
+
+It reads no clock: observations carry their time.
 
 `scaling.capacity` says what a load needs. Its inputs are the rate and the requests of the last seconds, and the costs
 that workers have measured.
@@ -26,6 +28,7 @@ from cluster.scaling.capacity import (
     first_tokens_alone_s,
     mean_context_tokens,
     prefill_seconds,
+    prefill_workers_busy,
     streams_per_worker,
 )
 from cluster.values.worker_counts import LatencyTargets, WorkerCounts
@@ -93,7 +96,7 @@ class ScalingDecision:
     """Workers needed by formula; None while too little is known."""
     requests_per_s: float = 0.0
     prefill_busy: float = 0.0
-    """Prefill workers that the load and the queue keep busy without a pause."""
+    """Prefill workers that the load alone, without the queue, keeps busy without a pause."""
     streams: float | None = 0.0
     """Streams on each wanted decode worker in equilibrium; None where they would grow for ever."""
     why: str
@@ -129,7 +132,7 @@ class Planner:
         rate = self._rate()
         if rate is None or seen.capacity is None or (rate and len(self._demands) < LEAST_ENDED_REQUESTS):
             return ScalingDecision(wanted=self._within(seen.desired), why="too little is known of the load yet")
-        load = ExpectedLoad(requests_per_s=rate, demands=tuple(self._demands) or (NOTHING,))
+        load = ExpectedLoad(requests_per_s=rate, demands=tuple(self._demands) if rate else (NOTHING,))
         needs = self._needs_of(load, seen.capacity, seen)
         self._needs.append(needs)
         wanted, why = self._wanted(seen, needs)
@@ -138,7 +141,7 @@ class Planner:
             wanted=wanted,
             need=needs.now,
             requests_per_s=rate,
-            prefill_busy=_busy(load, seen.capacity),
+            prefill_busy=prefill_workers_busy(load, seen.capacity),
             streams=streams,
             why=why,
         )
@@ -157,7 +160,8 @@ class Planner:
         for role, (serving, desired) in enumerate(zip(seen.serving.pair, seen.desired.pair, strict=True)):
             if serving >= desired:
                 self._complete_s[role] = seen.at_s
-        while len(self._needs) > 1 and self._needs[1].at_s <= seen.at_s - self._config.down_s:
+        longest_s = max(self._config.down_s, 2 * self._config.up_s)
+        while len(self._needs) > 1 and self._needs[1].at_s <= seen.at_s - longest_s:
             self._needs.popleft()
 
     def _rate(self) -> float | None:
@@ -191,7 +195,7 @@ class Planner:
         if not mean_s:
             return self._prefill.clamp(math.ceil(backlog_s / CLEAR_S))
         with_queue = replace(load, requests_per_s=load.requests_per_s + backlog_s / CLEAR_S / mean_s)
-        share, busy = self._possible_share(load, capacity), _busy(with_queue, capacity)
+        share, busy = self._possible_share(load, capacity), prefill_workers_busy(with_queue, capacity)
         for count in range(max(1, self._prefill.least, math.ceil(busy)), self._prefill.most + 1):
             if self._targets.ttft_s is None or not share:
                 if busy <= count * TARGET_UTILISATION:
@@ -201,7 +205,9 @@ class Planner:
         return self._prefill.most
 
     def _possible_share(self, load: ExpectedLoad, capacity: MeasuredCapacity) -> float:
-        """Returns the share of first tokens to aim for: the target, half of what an empty fleet achieves, or 0."""
+        """Returns the share of first tokens to aim for. It is the target where an empty fleet exceeds it, else half of
+        what that achieves. It is 0 without a target, and where no request can meet it.
+        """
         if self._targets.ttft_s is None:
             return 0.0
         alone_s = first_tokens_alone_s(load, capacity)
@@ -228,7 +234,9 @@ class Planner:
         return self._decode.most
 
     def _can_serve(self, capacity: MeasuredCapacity, streams: float, tokens: float) -> bool:
-        """Returns whether one decode worker meets the target with this load, unless no single stream does."""
+        """Returns whether one decode worker holds these tokens and meets the inter-token target. A target that one
+        stream alone misses counts as met.
+        """
         itl_s, cost = self._targets.itl_s, capacity.cost
         is_fast = (
             itl_s is None or cost.of_streams(1, 0) > itl_s or cost.of_streams(math.ceil(streams), int(tokens)) <= itl_s
@@ -255,9 +263,11 @@ class Planner:
         if fewer is None:
             return None
         patience_s = PATIENCE * self._config.down_s
-        starts = [0 < seen.at_s - complete_s < patience_s for complete_s in self._complete_s]
+        is_starting = [0 < seen.at_s - complete_s < patience_s for complete_s in self._complete_s]
         desired = seen.desired.pair
-        return WorkerCounts(*(have if waits else n for have, waits, n in zip(desired, starts, fewer.pair, strict=True)))
+        return WorkerCounts(
+            *(have if keeps else n for have, keeps, n in zip(desired, is_starting, fewer.pair, strict=True))
+        )
 
     def _lasting(self, now_s: float) -> WorkerCounts:
         """Returns what was needed at every moment since `up_s` ago; zero if that is not known."""
@@ -296,10 +306,6 @@ class Planner:
 
     def _within(self, counts: WorkerCounts) -> WorkerCounts:
         return WorkerCounts(self._prefill.clamp(counts.prefill), self._decode.clamp(counts.decode))
-
-
-def _busy(load: ExpectedLoad, capacity: MeasuredCapacity) -> float:
-    return load.requests_per_s * _mean(prefill_seconds(load, capacity))
 
 
 def _mean(values: Sequence[float]) -> float:

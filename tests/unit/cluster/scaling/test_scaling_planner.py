@@ -183,6 +183,20 @@ def test_where_nobody_ever_asked_the_least_will_do() -> None:
     assert looked(planner(), range(1, 80), WorkerCounts(4, 4)) == WorkerCounts(1, 1)
 
 
+def test_where_nobody_asks_any_more_no_prefill_worker_is_kept_if_there_may_be_none() -> None:
+    subject = planner(prefill=Bounds(least=0, most=16))
+    before = play(subject, lambda _: 8.0, 120, begin=need(8.0))[-1].wanted
+    assert before.prefill > 0
+    after = looked(subject, range(121, 260), before, first=subject._arrivals[-1][1])
+    assert after == WorkerCounts(0, 1)
+
+
+def test_workers_are_added_though_that_takes_longer_than_removing_some() -> None:
+    wide = Bounds(least=1, most=16)
+    subject = Planner(PROMISE, wide, wide, ScalingConfig(up_s=90.0, down_s=60.0), may_switch=False)
+    assert play(subject, lambda _: 16.0, 200, begin=WorkerCounts(1, 1))[-1].wanted.prefill > 1
+
+
 def test_long_answers_keep_their_workers_though_nobody_asks_any_more() -> None:
     assert looked(planner(), range(1, 80), WorkerCounts(1, 4), streams=70, stream_tokens=30_000).decode == 4
     assert looked(planner(), range(1, 80), WorkerCounts(1, 4), streams=2, stream_tokens=130_000).decode == 3
