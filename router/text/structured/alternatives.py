@@ -26,8 +26,8 @@ class _Facts:
     """What is known of every value that a schema accepts, apart from its alternatives."""
 
     types: frozenset[str] = _ANY
-    values: tuple[frozenset[str], ...] = ()
-    """Sets of values, as canonical JSON. The value is in each of them."""
+    values: frozenset[str] | None = None
+    """All that the value may be, as canonical JSON. None: it is not said."""
     properties: dict[str, list[Any]] = field(default_factory=dict)
     required: set[str] = field(default_factory=set)
     alternatives: list[Sequence[Any]] = field(default_factory=list)
@@ -36,12 +36,28 @@ class _Facts:
     """Whether the schema accepts no value."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """The values that a `const` or an `enum` lists."""
+
+    texts: frozenset[str]
+    """Canonical JSON of each."""
+    types: frozenset[str]
+
+
 class Alternatives:
-    """Compares schemas of one document."""
+    """Compares schemas of one document. Each schema, and each list of values, is read once.
+
+    What is known of a schema stays true when `mark` changes a schema: the new one permits the same or less.
+    """
 
     def __init__(self, root: Any) -> None:
         self._root = root
         self._left = MOST_COMPARED
+        self._known: dict[int, tuple[Any, _Facts]] = {}
+        """Facts by the id of their schema. It stands beside them, so that no other object gets its id."""
+        self._values: dict[tuple[str, int], _Values] = {}
+        """Values by their keyword and the id of what the document has there."""
 
     def mark(self, schema: dict[str, Any]) -> None:
         """Turns `oneOf` of a schema into `anyOf`, in place, if no value can match two of its alternatives.
@@ -78,7 +94,7 @@ class Alternatives:
         first, second = self._facts(one), self._facts(other)
         if first.is_never or second.is_never or not first.types & second.types:
             return True
-        if any(not mine & theirs for mine in first.values for theirs in second.values):
+        if first.values is not None and second.values is not None and first.values.isdisjoint(second.values):
             return True
         if first.types & second.types == {"object"} and self._differ_in_a_property(first, second, depth):
             return True
@@ -91,12 +107,17 @@ class Alternatives:
     def _differ_in_a_property(self, first: _Facts, second: _Facts, depth: int) -> bool:
         return any(
             self._are_disjoint(mine, theirs, depth - 1)
-            for name in sorted(first.required | second.required)
-            for mine in first.properties.get(name, ())
-            for theirs in second.properties.get(name, ())
+            for name in sorted(first.properties.keys() & second.properties.keys() & (first.required | second.required))
+            for mine in first.properties[name]
+            for theirs in second.properties[name]
         )
 
     def _facts(self, schema: Any) -> _Facts:
+        if id(schema) not in self._known:
+            self._known[id(schema)] = schema, self._read(schema)
+        return self._known[id(schema)][1]
+
+    def _read(self, schema: Any) -> _Facts:
         facts = _Facts()
         for part in joint_parts([schema], self._root):
             if self._left <= 0:
@@ -106,7 +127,22 @@ class Alternatives:
                 facts.is_never = True
             elif isinstance(part, dict):
                 _add(facts, part)
+                for keyword in ("const", "enum"):
+                    self._add_values(facts, part, keyword)
         return facts
+
+    def _add_values(self, facts: _Facts, schema: Mapping[str, Any], keyword: str) -> None:
+        given = schema.get(keyword)
+        if keyword not in schema or (keyword == "enum" and not isinstance(given, list)):
+            return
+        key = keyword, id(given)
+        if key not in self._values:
+            listed = given if keyword == "enum" else [given]
+            self._left -= len(listed)
+            self._values[key] = _Values(frozenset(map(canonical, listed)), frozenset(map(type_of, listed)))
+        values = self._values[key]
+        facts.values = values.texts if facts.values is None else facts.values & values.texts
+        facts.types &= values.types
 
 
 def _with_discriminator(options: Sequence[Any], discriminator: Any) -> list[Any] | None:
@@ -120,10 +156,6 @@ def _with_discriminator(options: Sequence[Any], discriminator: Any) -> list[Any]
 
 def _add(facts: _Facts, schema: Mapping[str, Any]) -> None:
     facts.types &= _types_of(schema)
-    for values in ([schema["const"]] if "const" in schema else None, schema.get("enum")):
-        if isinstance(values, list):
-            facts.values = (*facts.values, frozenset(map(canonical, values)))
-            facts.types &= frozenset(map(type_of, values))
     if isinstance(schema.get("properties"), dict):
         for name, each in schema["properties"].items():
             facts.properties.setdefault(name, []).append(each)

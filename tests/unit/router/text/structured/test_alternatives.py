@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -94,6 +95,42 @@ def test_many_alternatives_that_refer_to_one_another_are_compared_within_bounds(
     schema = {"oneOf": options, "$defs": {name: {"allOf": [{"anyOf": options}]} for name in names}}
     Alternatives(schema).mark(schema)
     assert "oneOf" in schema
+
+
+class CountedValues(list[Any]):
+    """An `enum` that counts how often it is read."""
+
+    times_read = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.times_read += 1
+        return super().__iter__()
+
+
+class CountedPlaces(dict[str, Any]):
+    """Definitions that count how often a reference leads to one."""
+
+    times_read = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.times_read += 1
+        return super().get(key, default)
+
+
+def test_the_values_beside_many_alternatives_are_read_twice_at_most() -> None:
+    values = CountedValues(range(10))
+    schema = {"enum": values, "oneOf": [{"const": number} for number in range(10)]}
+    Alternatives(schema).mark(schema)
+    assert "anyOf" in schema
+    assert values.times_read <= 2, "once for their texts, once for their types"
+
+
+def test_a_reference_beside_many_alternatives_is_followed_once_for_each() -> None:
+    places = CountedPlaces(any=True)
+    schema = {"$ref": "#/$defs/any", "oneOf": [{"const": number} for number in range(30)], "$defs": places}
+    Alternatives(schema).mark(schema)
+    assert "anyOf" in schema
+    assert places.times_read <= 30
 
 
 @pytest.mark.parametrize("is_open", [False, True])
