@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 import signal
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -73,7 +74,7 @@ class ProcessPreparer:
 
     async def prepare(self, work: Work, tenant: str) -> PreparationOutcome:
         work, known = self._texts.keyed(work), self._texts.known_to(work)
-        if len(work.body) <= INLINE_BYTES:
+        if len(work.body) <= INLINE_BYTES and _MAY_TAKE_LONG.search(work.body) is None:
             outcome = prepare(work, self.text, known)
             if known is not None:
                 known.learn(outcome)

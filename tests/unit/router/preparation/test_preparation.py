@@ -131,6 +131,34 @@ async def test_no_large_request_holds_the_event_loop(smollm2_dir) -> None:
     assert held_s < inline_s / 4, held
 
 
+REGEX_TOOL = {
+    "type": "custom",
+    "custom": {"name": "f", "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a+"}}},
+}
+ALTERNATIVES = {"type": "object", "properties": {"a": {"oneOf": [{"const": 1}, {"const": 2}]}}}
+ESCAPED = json.dumps({"prompt": "x", "structured_outputs": {"json": ALTERNATIVES}}).replace("oneOf", r"\u006FneO\u0066")
+SHORT: dict[str, tuple[str, Any]] = {
+    "a regex": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": [REGEX_TOOL]}),
+    "alternatives": ("/v1/completions", {"prompt": "x", "structured_outputs": {"json": ALTERNATIVES}}),
+    "alternatives with escapes": ("/v1/completions", ESCAPED.encode()),
+}
+
+
+@pytest.mark.parametrize(("kind", "body"), SHORT.values(), ids=SHORT)
+async def test_a_short_body_whose_checks_may_take_long_is_read_by_a_process(
+    kind: str, body: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running() as prepares:
+        assert (await prepares.prepare(work_of("/v1/completions", {"prompt": "x"}), "")).error is None
+        here = prepare(work_of(kind, body), ByteText())
+        monkeypatch.delattr(preparer, "prepare")  # what prepares on the event loop
+        there = await prepares.prepare(work_of(kind, body), "")
+        assert there.value == here.value
+        assert repr(there.error) == repr(here.error)
+        with pytest.raises(NameError):
+            await prepares.prepare(work_of("/v1/completions", {"prompt": "x"}), "")
+
+
 async def test_a_prepared_request_is_the_same_from_a_process() -> None:
     async with running() as prepares:
         for kind, body in (
