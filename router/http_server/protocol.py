@@ -356,7 +356,7 @@ class TimedProtocol(asyncio.Protocol):
         many of these.
         """
         if self.lingering:
-            next(iter(self.lingering)).abort()
+            next(iter(self.lingering))._go()
             return
         now_s = self._loop.time()
 
@@ -370,7 +370,13 @@ class TimedProtocol(asyncio.Protocol):
             return each in self._connections and not each._is_protected and each._behind_s(now_s) >= behind_s
 
         going = self.room.next(len(self._connections), furthest_behind_first, is_still_behind, now_s)
-        (self if going is None else going[1]).abort()
+        (self if going is None else going[1])._go()
+
+    def _go(self) -> None:
+        """Ends the connection. It counts no more at once: who comes before it is lost ends another one."""
+        self._connections.discard(self)
+        self.lingering.pop(self, None)
+        self.abort()
 
 
 class _BodyOnly:

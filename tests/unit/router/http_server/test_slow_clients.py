@@ -165,6 +165,18 @@ class Wire(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return self.unsent
 
+    def write(self, data: object) -> None:
+        """Sends at once."""
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        """Nothing comes anyway."""
+
+    def resume_reading(self) -> None:
+        """Nothing comes anyway."""
+
 
 async def test_who_takes_a_large_answer_slowly_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole answer is one write: writing resumes only when nearly all of it is taken."""
@@ -204,6 +216,24 @@ def test_room_for_many_newcomers_costs_few_looks_at_each_connection(monkeypatch:
     for connection in list(state.connections):
         connection.connection_lost(None)
     loop.close()
+
+
+@pytest.mark.parametrize("lingering_ones", [0, 1, 3])
+async def test_each_of_many_newcomers_at_once_ends_another_connection(lingering_ones: int) -> None:
+    """A connection that is aborted is lost in the next iteration of the loop, when all of them have come."""
+    most = 4
+    config, state = http_config(App(), grace_s=0, most_connections=most, certificates=None), ServerState()
+    kind = http_protocol.timed_protocol(most)
+    opened, wires = list[http_protocol.TimedProtocol](), [Wire() for _ in range(3 * most)]
+    for wire in wires:
+        opened.append(kind(config, state, {}))
+        opened[-1].connection_made(wire)
+        if len(opened) <= lingering_ones:
+            opened[-1].data_received(b"no http\r\n\r\n")
+    assert sum(wire.is_aborted for wire in wires) == 2 * most
+    assert len(state.connections) == most
+    for connection in opened:
+        connection.connection_lost(None)
 
 
 async def test_who_takes_of_its_answer_again_is_not_cut_off_for_an_earlier_pause(
