@@ -266,7 +266,6 @@ class GrpcListener:
             self.watch(self._listening, READ, self._on_listening)
         if self._now_s >= self._looks_at_s:
             self._looks_at_s = self._now_s + LOOK_S
-            self._room.forget()
             for each in [each for each in self._connections if self._is_late(each)]:
                 each.close()
 

@@ -57,7 +57,8 @@ class TimedProtocol(asyncio.Protocol):
     """Protocols before `connection_made`. The set is weak: asyncio may drop a connection without calling them."""
     lingering: ClassVar[dict[TimedProtocol, None]]
     """Connections whose clients have their answer, in the order in which they got it."""
-    room: ClassVar[ConnectionRoom[tuple[float, TimedProtocol]]]
+    room: ClassVar[ConnectionRoom[tuple[float, float, TimedProtocol]]]
+    """Connections with how far each was behind, and since when it waited then."""
 
     def __init__(
         self,
@@ -360,17 +361,19 @@ class TimedProtocol(asyncio.Protocol):
             return
         now_s = self._loop.time()
 
-        def furthest_behind_first() -> list[tuple[float, TimedProtocol]]:
+        def furthest_behind_first() -> list[tuple[float, float, TimedProtocol]]:
             waiting = [each for each in self._connections if isinstance(each, TimedProtocol) and not each._is_protected]
-            behind = [(each._behind_s(now_s), each) for each in waiting]
+            behind = [(each._behind_s(now_s), each._waits_since_s, each) for each in waiting]
             return sorted(behind, key=lambda entry: entry[0], reverse=True)
 
-        def is_still_behind(entry: tuple[float, TimedProtocol]) -> bool:
-            behind_s, each = entry
-            return each in self._connections and not each._is_protected and each._behind_s(now_s) >= behind_s
+        def is_still_behind(entry: tuple[float, float, TimedProtocol]) -> bool:
+            behind_s, since_s, each = entry
+            if each not in self._connections or each._is_protected or each._waits_since_s != since_s:
+                return False
+            return each._behind_s(now_s) >= behind_s
 
         going = self.room.next(len(self._connections), furthest_behind_first, is_still_behind, now_s)
-        (self if going is None else going[1])._go()
+        (self if going is None else going[-1])._go()
 
     def _go(self) -> None:
         """Ends the connection. It counts no more at once: who comes before it is lost ends another one."""

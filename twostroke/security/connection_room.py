@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 LOOK_S = 0.5
-"""Least time between two looks at all connections, where few of them may go."""
+"""Time for which what was found holds. It is also the least time between two looks at all connections, where few of
+them may go."""
 FEW = 16
 """Divisor of all connections: few may go if fewer than this part of them may."""
 
@@ -20,6 +21,8 @@ class ConnectionRoom(Generic[Connection]):
     def __init__(self) -> None:
         self._may_go: deque[Connection] = deque()
         self._looks_at_s = float("-inf")
+        """When all are looked at again, at the earliest."""
+        self._expires_s = float("-inf")
 
     def next(
         self,
@@ -32,8 +35,11 @@ class ConnectionRoom(Generic[Connection]):
 
         `look` returns those that may, the first one first; `may_still_go` is asked a little later.
         """
+        if now_s >= self._expires_s:
+            self._may_go.clear()
         if not self._may_go and now_s >= self._looks_at_s:
             self._may_go.extend(look())
+            self._expires_s = now_s + LOOK_S
             if len(self._may_go) * FEW < count:
                 self._looks_at_s = now_s + LOOK_S
         while self._may_go:
@@ -41,7 +47,3 @@ class ConnectionRoom(Generic[Connection]):
             if may_still_go(connection):
                 return connection
         return None
-
-    def forget(self) -> None:
-        """Has all connections looked at when the next one comes, since it has been a while."""
-        self._may_go.clear()

@@ -236,6 +236,36 @@ async def test_each_of_many_newcomers_at_once_ends_another_connection(lingering_
         connection.connection_lost(None)
 
 
+async def test_who_has_asked_since_the_last_look_is_not_the_next_to_make_room() -> None:
+    most = 4
+    config, state = http_config(App(), grace_s=0, most_connections=most, certificates=None), ServerState()
+    kind = http_protocol.timed_protocol(most)
+    opened = list[http_protocol.TimedProtocol]()
+
+    def one_more() -> Wire:
+        opened.append(kind(config, state, {}))
+        wire = Wire()
+        opened[-1].connection_made(wire)
+        return wire
+
+    for _ in range(most - 1):
+        one_more()
+    asks = one_more()
+    asking = opened[-1]
+    while len(opened) < 2 * most - 1:  # the first of these has all looked at
+        one_more()
+    assert not asks.is_aborted
+    asking.data_received(REQUEST)
+    async with asyncio.timeout(60):
+        while asking.is_served:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)  # longer than it was idle when all were looked at
+    one_more()
+    assert not asks.is_aborted
+    for connection in opened:
+        connection.connection_lost(None)
+
+
 async def test_who_takes_of_its_answer_again_is_not_cut_off_for_an_earlier_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
