@@ -20,7 +20,7 @@ from twostroke.scheduler.cost import StepCost
 MOST_WORKERS = 4096
 """Most workers of one role. A load that needs more is a mistake in its units."""
 POISSON_SLACK = 1.28
-"""Standard deviations by which streams are at most above their mean nine times in ten."""
+"""Standard deviations: streams are at most this far above their mean nine times in ten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -357,7 +357,7 @@ class TimedProtocol(asyncio.Protocol):
         many of these.
         """
         if self.lingering:
-            next(iter(self.lingering))._go()
+            _end_to_make_room(next(iter(self.lingering)))
             return
         now_s = self._loop.time()
 
@@ -373,13 +373,14 @@ class TimedProtocol(asyncio.Protocol):
             return each._behind_s(now_s) >= behind_s
 
         going = self.room.next(len(self._connections), furthest_behind_first, is_still_behind, now_s)
-        (self if going is None else going[-1])._go()
+        _end_to_make_room(self if going is None else going[-1])
 
-    def _go(self) -> None:
-        """Ends the connection. It counts no more at once: who comes before it is lost ends another one."""
-        self._connections.discard(self)
-        self.lingering.pop(self, None)
-        self.abort()
+
+def _end_to_make_room(connection: TimedProtocol) -> None:
+    """Ends a connection. It counts no more at once: a newcomer that comes before it is lost ends another one."""
+    connection._connections.discard(connection)
+    connection.lingering.pop(connection, None)
+    connection.abort()
 
 
 class _BodyOnly:

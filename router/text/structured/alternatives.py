@@ -137,7 +137,7 @@ class Alternatives:
             return
         key = keyword, id(given)
         if key not in self._values:
-            listed = given if keyword == "enum" else [given]
+            listed: list[Any] = given if keyword == "enum" and isinstance(given, list) else [given]
             self._left -= len(listed)
             self._values[key] = _Values(frozenset(map(canonical, listed)), frozenset(map(type_of, listed)))
         values = self._values[key]
