@@ -37,11 +37,16 @@ class ConnectionRoom(Generic[Connection]):
         """
         if now_s >= self._expires_s:
             self._may_go.clear()
-        if not self._may_go and now_s >= self._looks_at_s:
+        going = self._next_of_these(may_still_go)
+        if going is None and now_s >= self._looks_at_s:
             self._may_go.extend(look())
             self._expires_s = now_s + LOOK_S
             if len(self._may_go) * FEW < count:
                 self._looks_at_s = now_s + LOOK_S
+            going = self._next_of_these(may_still_go)
+        return going
+
+    def _next_of_these(self, may_still_go: Callable[[Connection], bool]) -> Connection | None:
         while self._may_go:
             connection = self._may_go.popleft()
             if may_still_go(connection):

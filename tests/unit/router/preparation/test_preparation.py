@@ -235,7 +235,7 @@ async def test_tenants_take_turns_and_who_leaves_is_not_read(monkeypatch: pytest
         order.append(waiting.work.body[:1])
         return PreparationOutcome(value=b"")
 
-    monkeypatch.setattr(lane, "_tried", outcome)
+    monkeypatch.setattr(lane, "_outcome_of", outcome)
     monkeypatch.setattr(work_process, "MOST_WAITING_BYTES", 3 * MIB)
 
     def ask(tenant: str, name: bytes) -> asyncio.Task[PreparationOutcome]:
