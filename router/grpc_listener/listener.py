@@ -76,6 +76,8 @@ class GrpcListener:
         self._connections: dict[ClientConnection, None] = {}
         """All connections, the oldest first."""
         self._room = ConnectionRoom[ClientConnection]()
+        self._searched_s = self._now_s
+        """When those that may make room were looked for."""
         self._lingering: deque[tuple[float, socket.socket]] = deque()
         self._window = CallWindow()
         self._turns: dict[ClientConnection, None] = {}
@@ -199,10 +201,14 @@ class GrpcListener:
         (next(reversed(self._connections)) if going is None else going).close()
 
     def _may_go(self, connection: ClientConnection) -> bool:
-        is_stuck = connection.stuck_s() >= STUCK_S
-        return connection in self._connections and (is_stuck or not connection.has_calls)
+        """Returns whether one that was found still may: it has not called since."""
+        if connection not in self._connections:
+            return False
+        is_idle = not connection.has_calls and connection.idle_since_s <= self._searched_s
+        return is_idle or connection.stuck_s() >= STUCK_S
 
     def _in_order_of_going(self) -> list[ClientConnection]:
+        self._searched_s = self._now_s
         stuck = [each for each in self._connections if each.stuck_s() >= STUCK_S]
         idle = [each for each in self._connections if not each.has_calls and each.stuck_s() < STUCK_S]
         stuck.sort(key=lambda each: -each.stuck_s())

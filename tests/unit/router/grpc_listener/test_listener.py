@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import grpc
@@ -293,6 +294,35 @@ def test_who_takes_nothing_has_less_time_after_the_router(stuck_s: float, is_lef
     loop = GrpcListener(socket.socket(), 0, "", 1, None, 2)
     loop._listening.close()
     assert loop._is_late(cast("ClientConnection", connection)) == is_late
+    loop._selector.close()
+
+
+def test_who_has_called_since_the_last_look_is_not_the_next_to_make_room() -> None:
+    class Idle:
+        has_calls = False
+        is_closed = False
+        cost = SimpleNamespace(useful_calls=0)
+
+        def __init__(self, idle_since_s: float) -> None:
+            self.idle_since_s = idle_since_s
+
+        def stuck_s(self) -> float:
+            return 0.0
+
+        def close(self) -> None:
+            self.is_closed = True
+            loop.closed(cast("ClientConnection", self))
+
+    loop = GrpcListener(socket.socket(), 0, "", 3, None, 2)
+    loop._listening.close()
+    first, calls, silent, late = (Idle(loop.now_s() + number - 4) for number in range(4))
+    loop._connections |= dict.fromkeys(cast("list[ClientConnection]", [first, calls, silent, late]))
+    loop._make_room()
+    assert first.is_closed
+    calls.idle_since_s = loop.now_s() + 0.1
+    loop._make_room()
+    assert silent.is_closed
+    assert not calls.is_closed
     loop._selector.close()
 
 
