@@ -371,17 +371,17 @@ class RpcServer:
     async def stop(self, grace_s: float) -> None:
         """Takes no new calls. Returns when open ones have ended, after `grace_s` at the latest; those of everybody end
         at once.
+
+        Where it is cancelled, open calls go on: whoever cancels it stops the server again, with another grace.
         """
         self._open_calls.leave()
-        try:
-            if self._behind is not None:
-                self._behind.leave()
-            await self.server.stop(grace_s)
-        finally:
-            if self._behind is not None:
-                await self._behind.end()
-            if self._keeping is not None:
-                self._keeping.cancel()
+        if self._behind is not None:
+            self._behind.leave()
+        await self.server.stop(grace_s)
+        if self._behind is not None:
+            await self._behind.end()
+        if self._keeping is not None:
+            self._keeping.cancel()
 
     def _prove_to_callers(self, verifier: CallVerifier) -> None:
         async def begin(request: bytes, context: Context) -> bytes:

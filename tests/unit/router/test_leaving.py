@@ -39,9 +39,20 @@ SMALL_WINDOWS = struct.pack(">HI", 4, 60)
 """The client reads answers in pieces of so many bytes."""
 PAUSE_S = 0.25
 GRACE_S = 60.0
+
+
+async def drain_in_place_of_hand_over(server: RouterServer) -> None:
+    handing = asyncio.create_task(server.hand_over(GRACE_S))
+    await asyncio.sleep(PAUSE_S)
+    handing.cancel()
+    await asyncio.gather(handing, return_exceptions=True)
+    await server.drain(GRACE_S)
+
+
 LEAVING: dict[str, Callable[[RouterServer], Any]] = {
     "hand over": lambda server: server.hand_over(GRACE_S),
     "drain": lambda server: server.drain(GRACE_S),
+    "drain in place of a hand over": drain_in_place_of_hand_over,
 }
 
 

@@ -498,7 +498,7 @@ async def test_room_for_many_newcomers_costs_few_looks_at_each_connection(monkey
 
 
 async def test_the_listener_may_be_ended_twice_at_the_same_time() -> None:
-    """A hand-over that is cancelled ends it, and so does the end of the server."""
+    """Each of several stops of one server ends it."""
     async with served() as server:
         await echoed(server.address)
         ends = [asyncio.create_task(server.listener.end())]
