@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from twostroke.base.errors import DeadlineExceeded, Draining, InvalidRequest, Overloaded
+from twostroke.base.errors import DeadlineExceeded, Draining, InvalidRequest, Overloaded, ServeError
 from twostroke.rpc.connections import Connections
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -171,7 +171,7 @@ class OpenCalls:
                 async with self.admit(context):
                     async for response in answer(self._each_in_time(requests), context):
                         yield response
-            except Overloaded as error:
+            except ServeError as error:
                 await context.abort(grpc.StatusCode[error.grpc_status], error.message)
 
         return grpc.stream_stream_rpc_method_handler(hurried, handler.request_deserializer, handler.response_serializer)

@@ -11,6 +11,7 @@ from typing import Any
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from router.branches import BRANCHES
 from router.metrics import RouterMetrics
@@ -128,6 +129,18 @@ async def test_a_prompt_that_is_on_its_way_is_answered_by_a_router_that_hands_ov
             writer.write(frame(DATA, END_STREAM, 1, ASKED[20:]))
             assert b"grpc-status\x010" in await trailer_of(reader, writer)
         await running
+
+
+@pytest.mark.parametrize("how", LEAVING)
+async def test_who_asks_what_it_serves_is_sent_elsewhere(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with leaving(how) as (server, begins, running), grpc.aio.insecure_channel(server.addresses.grpc) as channel:
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        assert (await call.read()).list_services_response.service
+        begins.set()
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE
+        await running
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize("how", LEAVING)
