@@ -102,6 +102,10 @@ def message_of(raw: Any) -> bytes:
     return raw
 
 
+def _draining() -> Draining:
+    return Draining("this server ends: ask another one")
+
+
 OPEN_MESSAGE_S = 5.0
 """For a message; those of probes and reflection are short, and come with the headers."""
 MOST_UNREAD = 4
@@ -140,6 +144,8 @@ class OpenCalls:
 
     @contextlib.asynccontextmanager
     async def admit(self, context: Context) -> AsyncIterator[None]:
+        if self._is_leaving:
+            raise _draining()
         number = next(self._numbers)
         try:
             async with asyncio.timeout(None) as stay:
@@ -150,7 +156,7 @@ class OpenCalls:
             if not stay.expired():
                 raise
             if self._is_leaving:
-                raise Draining("this server ends: ask another one") from error
+                raise _draining() from error
             raise Overloaded("too many calls that need no key are open: call again", retry_after_s=1.0) from error
         finally:
             self._staying.pop(number, None)

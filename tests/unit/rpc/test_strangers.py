@@ -9,6 +9,7 @@ import resource
 import socket
 import threading
 from collections.abc import AsyncIterator
+from typing import cast
 
 import grpc
 import grpc.aio
@@ -17,9 +18,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.half_calls import half_a_call
 from tests.trials.chaos.neighbours.wire import CONTINUATION, HEADERS, PREFACE, SETTINGS, field, frame
+from twostroke.base.errors import Draining
 from twostroke.rpc import connections, entrance
 from twostroke.rpc.channel import PeerChannel
-from twostroke.rpc.entrance import StrangersEntrance
+from twostroke.rpc.entrance import Context, OpenCalls, StrangersEntrance
 from twostroke.rpc.server import Callers, RpcServer
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
@@ -172,6 +174,29 @@ async def test_watches_of_strangers_are_few_and_the_oldest_makes_room() -> None:
             assert ended.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert not watches[3].done()
         assert not watches[4].done()
+
+
+class OpenCall:
+    """One call, as a server that serves everybody sees it. No message comes, or an empty one."""
+
+    def __init__(self, message: bytes | None = None) -> None:
+        self._message = message
+
+    def peer(self) -> str:
+        return "ipv4:192.0.2.1:5"
+
+    async def read(self) -> bytes:
+        if self._message is None:
+            await asyncio.Event().wait()
+        return self._message or b""
+
+
+async def test_a_call_that_comes_while_its_server_ends_is_sent_elsewhere() -> None:
+    calls = OpenCalls(connections.Connections(100, 1 << 20))
+    calls.leave()
+    with pytest.raises(Draining):
+        async with calls.admit(cast("Context", OpenCall())):
+            pass
 
 
 async def test_who_was_let_in_may_watch_beside_any_number_of_strangers() -> None:
