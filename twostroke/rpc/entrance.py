@@ -132,15 +132,17 @@ class OpenCalls:
         self._most = max(1, connections.most // SHARE)
         self._numbers = itertools.count()
         self._staying: dict[int, tuple[str, asyncio.Timeout]] = {}
-        """Open calls by number, so that the oldest comes first: its connection, and what ends it."""
+        """Open calls by number, so that the oldest comes first: its connection, and what ends it. One that is ended
+        leaves at once: a timeout that has run out cannot be rescheduled.
+        """
         self._unread: dict[int, asyncio.Timeout] = {}
         self._is_leaving = False
 
     def leave(self) -> None:
         """Ends all calls: who watches the health of a server that ends asks another one."""
         self._is_leaving = True
-        for _, stay in self._staying.values():
-            stay.reschedule(0.0)
+        while self._staying:
+            self._staying.popitem()[1][1].reschedule(0.0)
 
     @contextlib.asynccontextmanager
     async def admit(self, context: Context) -> AsyncIterator[None]:

@@ -199,6 +199,21 @@ async def test_a_call_that_comes_while_its_server_ends_is_sent_elsewhere() -> No
             pass
 
 
+async def test_a_server_may_be_stopped_again_while_the_calls_that_it_ended_unwind() -> None:
+    calls = OpenCalls(connections.Connections(100, 1 << 20))
+
+    async def watch() -> None:
+        async with calls.admit(cast("Context", OpenCall())):
+            await asyncio.Event().wait()
+
+    watching = asyncio.create_task(watch())
+    for _ in range(4):  # the timeout runs out in one of the iterations, and the call ends in a later one
+        await asyncio.sleep(0)
+        calls.leave()
+    with pytest.raises(Draining):
+        await watching
+
+
 async def test_who_was_let_in_may_watch_beside_any_number_of_strangers() -> None:
     async with serving(Callers(most_connections=16)) as server, grpc.aio.insecure_channel(server.address) as strangers:
         channel = PeerChannel(server.address, "secret")
