@@ -199,13 +199,19 @@ class OpenCalls:
         try:
             async with asyncio.timeout(OPEN_MESSAGE_S) as limit:
                 self._unread[number] = limit
-                for oldest in list(self._unread)[:-MOST_UNREAD]:
-                    self._unread.pop(oldest).reschedule(loop.time() + UNREAD_S)
+                self._hurry(loop.time() + UNREAD_S)
                 return await coming
         except TimeoutError as error:
             raise DeadlineExceeded("the message did not arrive in time") from error
         finally:
             self._unread.pop(number, None)
+
+    def _hurry(self, until_s: float) -> None:
+        """Ends the oldest waits of too many at this time. One that has run out already ends by itself."""
+        for oldest in list(self._unread)[:-MOST_UNREAD]:
+            limit = self._unread.pop(oldest)
+            if not limit.expired():
+                limit.reschedule(until_s)
 
     def _make_room(self) -> None:
         """Ends calls of strangers above the share, and those of one connection that has far more than it needs."""

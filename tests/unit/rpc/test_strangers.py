@@ -8,6 +8,7 @@ import os
 import resource
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator
 from typing import cast
 
@@ -18,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.half_calls import half_a_call
 from tests.trials.chaos.neighbours.wire import CONTINUATION, HEADERS, PREFACE, SETTINGS, field, frame
-from twostroke.base.errors import Draining
+from twostroke.base.errors import DeadlineExceeded, Draining
 from twostroke.rpc import connections, entrance
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.entrance import Context, OpenCalls, StrangersEntrance
@@ -212,6 +213,25 @@ async def test_a_server_may_be_stopped_again_while_the_calls_that_it_ended_unwin
         calls.leave()
     with pytest.raises(Draining):
         await watching
+
+
+async def test_a_call_is_answered_that_comes_just_when_the_messages_of_others_are_too_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = OpenCalls(connections.Connections(100, 1 << 20))
+    monkeypatch.setattr(entrance, "OPEN_MESSAGE_S", 0.01)
+    silent = [
+        asyncio.create_task(calls.message(None, cast("Context", OpenCall()))) for _ in range(entrance.MOST_UNREAD)
+    ]
+    await asyncio.sleep(0)
+    time.sleep(0.02)  # noqa: ASYNC251  # the loop is late: all of them run out in one iteration
+    while not silent[0].cancelling():
+        await asyncio.sleep(0)
+    assert not any(call.done() for call in silent)
+    monkeypatch.setattr(entrance, "OPEN_MESSAGE_S", 60.0)
+    assert await calls.message(None, cast("Context", OpenCall(b""))) == b""
+    for ended in await asyncio.gather(*silent, return_exceptions=True):
+        assert isinstance(ended, DeadlineExceeded)
 
 
 async def test_who_was_let_in_may_watch_beside_any_number_of_strangers() -> None:
