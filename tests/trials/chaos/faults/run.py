@@ -34,7 +34,7 @@ from tests.trials.chaos.injection.points import OF_RANKS, SPOILING, Process
 from twostroke.base.errors import ConfigError, ServeError
 from twostroke.base.fault_points import Point
 
-WAVES_TO_REACH = 10
+WAVES_TO_REACH = 30
 """Waves of requests after which a point counts as not reached."""
 WAVES_OF_ONE = 2
 """In which one process is armed; then all of its kind are."""
