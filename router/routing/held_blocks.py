@@ -7,7 +7,7 @@ bucket that was not read yet, the snapshot keeps the block's former places. So n
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from twostroke.base.ids import BlockHash
 from twostroke.kv_cache.events import TierChange
@@ -77,7 +77,10 @@ class FrozenBlocks:
             kept, bucket = self._kept.pop(self._next, None), self._buckets[self._next]
             blocks = bucket | kept if kept is not None else bucket
             self._next += 1
-            for number in self._place_numbers:
-                tier, group = PLACES[number]
-                here = tuple(each for each, places in blocks.items() if places & 1 << number)
-                yield TierChange(tier, here, (), group)
+            # Before any is yielded: blocks may move from one place to another between two changes.
+            yield from [self._change(blocks, number) for number in self._place_numbers]
+
+    def _change(self, blocks: Mapping[BlockHash, int], place_number: int) -> TierChange:
+        tier, group = PLACES[place_number]
+        here = tuple(each for each, places in blocks.items() if places & 1 << place_number)
+        return TierChange(tier, here, (), group)
