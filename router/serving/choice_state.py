@@ -79,17 +79,21 @@ class _Losses:
     in_a_row: int = 0
     """Attempts that failed one after the other without a new token between them."""
     failed_steps: int = 0
+    """Those of them that ended with a failed step."""
     lost_engines: int = 0
+    """Those of them that ended with the loss of the worker's engine."""
 
     def add(self, error: ServeError, *, has_new_tokens: bool) -> None:
         """Counts a failed attempt. Raises an error if the request must not go to another worker."""
-        self.in_a_row = 1 if has_new_tokens else self.in_a_row + 1
+        if has_new_tokens:
+            self.in_a_row = self.failed_steps = self.lost_engines = 0
+        self.in_a_row += 1
         if not may_go_elsewhere(error):
             raise error
         if self.in_a_row > MAX_LOSSES:
             raise InternalError(f"{self.in_a_row} workers were lost in a row: {error.message}") from error
         if isinstance(error, EngineLost):
-            self.lost_engines = 1 if has_new_tokens else self.lost_engines + 1
+            self.lost_engines += 1
             if self.lost_engines == MOST_LOST_ENGINES:
                 raise InternalError(f"{self.lost_engines} workers lost their engines: {error.message}") from error
         if isinstance(error, StepFailed):

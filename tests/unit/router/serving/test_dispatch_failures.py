@@ -6,12 +6,13 @@ import asyncio
 
 import pytest
 
-from router.serving.choice_state import MAX_LOSSES
+from router.serving.choice_state import MAX_LOSSES, MOST_FAILED_STEPS, MOST_LOST_ENGINES, _Losses
 from twostroke.base.errors import (
     Draining,
     EngineLost,
     InternalError,
     PeerLost,
+    ServeError,
     StepFailed,
 )
 
@@ -85,6 +86,19 @@ async def test_a_request_that_two_workers_cannot_compute_is_nobodys_third_failur
     with pytest.raises(InternalError, match="2 attempts failed alike: no such row"):
         await ask(await fleet.core()).task
     assert sorted(len(worker.opens) for worker in workers) == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("error", "most"), [(StepFailed("no such row"), MOST_FAILED_STEPS), (EngineLost("gone"), MOST_LOST_ENGINES)]
+)
+def test_failures_with_tokens_between_them_are_not_the_requests(error: ServeError, most: int) -> None:
+    losses = _Losses()
+    for _ in range(3 * most):
+        losses.add(error, has_new_tokens=True)
+    for _ in range(most - 2):
+        losses.add(error, has_new_tokens=False)
+    with pytest.raises(InternalError):
+        losses.add(error, has_new_tokens=False)
 
 
 async def test_a_request_beside_which_three_engines_fail_is_tried_no_more(fleet, ask):
