@@ -48,17 +48,17 @@ class DemandReporter:
         try:
             while True:
                 await asyncio.sleep(REPORT_S)
-                report = self._report()
+                report, reported = self._report(), self.ended
+                self.ended = deque(maxlen=MOST_ENDED)
                 try:
                     await channel.call(stub.Report, report, CALL_TIMEOUT_S)
                 except ServeError as error:
                     if is_heard:
                         log.warning("demand not reported error=%s", error)
                     is_heard = False
+                    self.ended = deque([*reported, *self.ended], MOST_ENDED)
                     continue
                 is_heard = True
-                for _ in range(min(len(report.ended), len(self.ended))):  # those that ended meanwhile stay
-                    self.ended.popleft()
         finally:
             await channel.close()
 
