@@ -20,12 +20,16 @@ class ByteBudget:
 
     def take(self, size_bytes: int, now_s: float, *, keep: float = 0.0) -> bool:
         """Takes bytes, and returns whether it did: at least the fraction `keep` of what can be saved up must remain."""
-        refilled = self._bytes + (now_s - self._at_s) * self._bytes_per_s
-        self._bytes, self._at_s = min(self._most_bytes, max(self._bytes, refilled)), now_s
-        if self._bytes - size_bytes < keep * self._most_bytes:
+        if not self.has(size_bytes, now_s, keep=keep):
             return False
         self._bytes -= size_bytes
         return True
+
+    def has(self, size_bytes: int, now_s: float, *, keep: float = 0.0) -> bool:
+        """Returns whether `take` would take these bytes now."""
+        refilled = self._bytes + (now_s - self._at_s) * self._bytes_per_s
+        self._bytes, self._at_s = min(self._most_bytes, max(self._bytes, refilled)), now_s
+        return self._bytes - size_bytes >= keep * self._most_bytes
 
 
 class WriteBudget:
@@ -41,5 +45,5 @@ class WriteBudget:
         budget, too, and must leave half of what can be saved up."""
         if wanted_again:
             return self._all.take(self._page_bytes, now_s)
-        is_spared = self._first_sight.take(self._page_bytes, now_s)
-        return is_spared and self._all.take(self._page_bytes, now_s, keep=KEPT_FOR_REUSED)
+        is_spared = self._all.has(self._page_bytes, now_s, keep=KEPT_FOR_REUSED)
+        return is_spared and self._first_sight.take(self._page_bytes, now_s) and self._all.take(self._page_bytes, now_s)

@@ -41,6 +41,15 @@ def test_pages_that_were_seen_once_leave_half_of_what_was_saved() -> None:
     assert taken(budget, 0.0, wanted_again=True) == SAVED // 2
 
 
+def test_a_page_that_is_refused_takes_of_neither_budget() -> None:
+    budget = WriteBudget(PER_S, PAGE)
+    for _ in range(SAVED // 2):
+        assert budget.take_page(0.0, wanted_again=True)
+    for _ in range(SAVED):
+        assert not budget.take_page(0.0, wanted_again=False)
+    assert taken(budget, 1.0, wanted_again=False) == int(FIRST_SIGHT_SHARE * SAVED)
+
+
 def test_a_budget_below_one_write_saves_up_for_it() -> None:
     budget = ByteBudget(1.0, 100)
     assert [budget.take(100, now_s) for now_s in (0.0, 50.0, 99.0, 101.0, 102.0)] == [True, False, False, True, False]
