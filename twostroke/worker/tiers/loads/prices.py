@@ -29,18 +29,22 @@ class SlowDisk:
         self._next_probe_s: float | None = 0.0
         """Time from which on the disk may be probed; None while a probe is under way."""
 
-    def refused(self, block_hash: BlockHash, pages: int, compute_s: float) -> None:
+    def refused(self, blocks: Iterable[BlockHash], pages: int, compute_s: float) -> None:
         """Probes the disk with one page if the disk itself is why a load of this many pages was refused.
 
-        `compute_s` is the predicted time of computing them.
+        `blocks`: those of the load, of which some may lie on another tier alone. `compute_s` is the predicted time of
+        computing them.
         """
         now_s, readers = self._clock(), self._tiers.readers(Tier.DISK)
         if pays(readers.read_s(pages), compute_s) or self._next_probe_s is None or now_s < self._next_probe_s:
             return
+        on_disk = ((each, self._tiers.place(Tier.DISK, each)) for each in blocks)
+        block_hash, place = next((found for found in on_disk if found[1] is not None), (None, None))
+        if block_hash is None:
+            return
         self._next_probe_s = None
         loop, took = asyncio.get_running_loop(), Future[ReadTimes]()
         took.add_done_callback(lambda each: loop.call_soon_threadsafe(self._probed, now_s, each))
-        place = self._tiers.place(Tier.DISK, block_hash)
         readers.thread_for(1).probe(PageRead(0, block_hash, PageId(0), place), took)
 
     def _probed(self, began_s: float, took: Future[ReadTimes]) -> None:
@@ -81,7 +85,7 @@ class LoadPrices:
             return price
         self._tiers.metrics.refused(tier)
         if tier is Tier.DISK:
-            self._slow_disk.refused(hashes[held[0]], len(held), compute_s)
+            self._slow_disk.refused((hashes[each] for each in held), len(held), compute_s)
         return None
 
     def pays_to_reach(self, tier: Tier, blocks: range, unread: Sequence[BlockHash], *, is_alone: bool) -> bool:
@@ -93,7 +97,7 @@ class LoadPrices:
         if pays(load_s, compute_s) or pays_in_part(load_s, compute_s, is_alone=is_alone):
             return True
         if tier is Tier.DISK and unread:
-            self._slow_disk.refused(unread[0], len(unread), compute_s)
+            self._slow_disk.refused(unread, len(unread), compute_s)
         return False
 
     def first_to_load(self, tier: Tier, blocks: Sequence[int]) -> int:
