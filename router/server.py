@@ -156,7 +156,7 @@ class RouterServer:
                 if self._leaving is not None:
                     self._leaving.cancel()
                 self._http.should_exit = True
-                await asyncio.gather(self._rpc.stop(CLOSE_GRACE_S), self._admin.stop(CLOSE_GRACE_S))
+                await asyncio.gather(self._stop_rpc(CLOSE_GRACE_S), self._admin.stop(CLOSE_GRACE_S))
                 await asyncio.wait([http])
 
     async def hand_over(self, grace_s: float) -> None:
@@ -167,7 +167,7 @@ class RouterServer:
         log.info("handing over grace_s=%.0f", grace_s)
         until_s = time.time() + grace_s
         stopping = [
-            asyncio.create_task(self._rpc.stop(grace_s), name="rpc server stops"),
+            asyncio.create_task(self._stop_rpc(grace_s), name="rpc server stops"),
             asyncio.create_task(self._admin.hand_over(grace_s), name="admin server stops"),
         ]
         self._leaving = stopping[0]
@@ -187,7 +187,7 @@ class RouterServer:
         left = await self._dispatcher.drain(until_s)
         if not left:
             rest_s = max(CLOSE_GRACE_S, until_s - time.time())
-            await asyncio.gather(self._rpc.stop(rest_s), self._http.until_all_is_sent(rest_s))
+            await asyncio.gather(self._stop_rpc(rest_s), self._http.until_all_is_sent(rest_s))
         return left
 
     def _grpc_listener(self, config: RouterConfig, metrics: RouterMetrics) -> ListenerProcess:
@@ -213,7 +213,12 @@ class RouterServer:
         """Has clients connect to the routers with the same ports, after their open requests."""
         self._http.say_that_each_response_is_the_last()
         grace_s = STREAM_GRACE_MS / 1000
-        self._leaving = asyncio.create_task(self._rpc.stop(grace_s), name="rpc server leaves its port to others")
+        self._leaving = asyncio.create_task(self._stop_rpc(grace_s), name="rpc server leaves its port to others")
+
+    async def _stop_rpc(self, grace_s: float) -> None:
+        for branch in self._branches:
+            branch.leave()
+        await self._rpc.stop(grace_s)
 
 
 def _listener(config: RouterConfig) -> socket.socket:

@@ -70,6 +70,9 @@ class RouterBranch:
     def serve(self, rpc: RpcServer) -> None:
         """Adds `services` to the clients' port."""
 
+    def leave(self) -> None:
+        """Ends calls on the clients' port for which nothing is to be done: it takes no new ones. It may come again."""
+
     def administer(self, rpc: RpcServer) -> None:
         """Adds its gRPC services to the admin port."""
 

@@ -74,7 +74,15 @@ class RequestStream:
         """Held while a response is written: gRPC allows one write at a time."""
         self._places = asyncio.Semaphore(MOST_OPEN)
         self._open = 0
+        self._idle = asyncio.timeout(IDLE_S)
+        """It has no time to run out in while a request is open."""
         self._is_reading = True
+        self._is_leaving = False
+
+    def leave(self) -> None:
+        """Ends the stream as soon as no request of it is open."""
+        self._is_leaving = True
+        self._note_idle()
 
     async def run(self) -> None:
         """Serves the stream until the client has sent its last request and has all responses.
@@ -83,22 +91,22 @@ class RequestStream:
         """
         async with asyncio.TaskGroup() as group:
             try:
-                async with asyncio.timeout(IDLE_S) as idle:
-                    await self._read(group, idle)
+                async with self._idle:
+                    await self._read(group)
             except TimeoutError:
-                if not idle.expired():
+                if not self._idle.expired():
                     raise
             finally:
                 self._is_reading = False
-        if idle.expired():
-            raise DeadlineExceeded(f"no request came for {IDLE_S:g} s: open another stream")
-        if self._handler.dispatcher.is_draining:
+        if self._is_leaving or self._handler.dispatcher.is_draining:
             raise Draining("this router takes no new requests: it is shutting down")
+        if self._idle.expired():
+            raise DeadlineExceeded(f"no request came for {IDLE_S:g} s: open another stream")
 
-    async def _read(self, group: asyncio.TaskGroup, idle: asyncio.Timeout) -> None:
+    async def _read(self, group: asyncio.TaskGroup) -> None:
         while isinstance(raw := await self._context.read(), bytes):
             self._open += 1
-            idle.reschedule(None)
+            self._idle.reschedule(None)
             await self._places.acquire()
             group.create_task(self._serve(raw, idle))
             del raw  # it may be large, and the next request may be late
@@ -120,8 +128,11 @@ class RequestStream:
         finally:
             self._places.release()
             self._open -= 1
-            if self._is_reading and not self._open:
-                idle.reschedule(asyncio.get_running_loop().time() + IDLE_S)
+            self._note_idle()
+
+    def _note_idle(self) -> None:
+        if self._is_reading and not self._open and not self._idle.expired():
+            self._idle.reschedule(asyncio.get_running_loop().time() + (0 if self._is_leaving else IDLE_S))
 
     async def _answer(self, raw: bytes, auth: AuthContext, received_s: float) -> None:
         wanted = await _prepared(self._handler, raw, auth, self._context)

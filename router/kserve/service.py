@@ -19,7 +19,7 @@ from router.kserve.pages import KServePages, is_ready
 from router.kserve.request_stream import RequestStream, infer_whole
 from router.requests.request_handler import RequestHandler
 from router.server_branch import RouterBranch, RouterParts
-from twostroke.base.errors import NotFound
+from twostroke.base.errors import Draining, NotFound
 from twostroke.rpc.entrance import Context
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import kserve_pb2 as kserve
@@ -40,6 +40,9 @@ class KServe(RouterBranch):
     def serve(self, rpc: RpcServer) -> None:
         self._service.add_to(rpc.server)
 
+    def leave(self) -> None:
+        self._service.leave()
+
 
 class KServeService:
     """Serves authenticated calls. ModelInfer and ModelStreamInfer get bytes: parsing a large request takes long."""
@@ -47,6 +50,14 @@ class KServeService:
     def __init__(self, handler: RequestHandler, calls: AuthenticatedCalls) -> None:
         self._handler = handler
         self._calls = calls
+        self._streams: set[RequestStream] = set()
+        self._is_leaving = False
+
+    def leave(self) -> None:
+        """Ends streams of requests without an open one, and the others when they have none."""
+        self._is_leaving = True
+        for stream in self._streams:
+            stream.leave()
 
     async def ServerLive(self, request: kserve.ServerLiveRequest, context: Context) -> kserve.ServerLiveResponse:
         return kserve.ServerLiveResponse(live=True)

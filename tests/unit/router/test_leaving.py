@@ -35,6 +35,7 @@ from tests.unit.router.conftest import ScriptedDispatcher, _plain
 from tests.unit.router.dialects.kserve.test_infer import ask
 from tests.unit.router.grpc_listener.test_listener import connected, fields, next_frame
 from twostroke.config import EndpointsConfig, ListenConfig, RouterConfig, RoutingConfig
+from twostroke.rpc.v1 import kserve_pb2_grpc
 
 SMALL_WINDOWS = struct.pack(">HI", 4, 60)
 """The client reads answers in pieces of so many bytes."""
@@ -129,6 +130,18 @@ async def test_a_prompt_that_is_on_its_way_is_answered_by_a_router_that_hands_ov
             writer.write(frame(DATA, END_STREAM, 1, ASKED[20:]))
             assert b"grpc-status\x010" in await trailer_of(reader, writer)
         await running
+
+
+@pytest.mark.parametrize("how", LEAVING)
+async def test_a_stream_in_which_nothing_is_asked_does_not_hold_it_up(how: str) -> None:
+    async with leaving(how) as (server, begins, running), grpc.aio.insecure_channel(server.addresses.grpc) as channel:
+        call = kserve_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
+        await call.write(ask(stream=False, parameters={"max_tokens": 5}))
+        assert (await call.read()).infer_response.outputs
+        begins.set()
+        done, _ = await asyncio.wait([running], timeout=GRACE_S / 2)
+        assert done
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE
 
 
 @pytest.mark.parametrize("how", LEAVING)
