@@ -65,7 +65,15 @@ class ByteDecoder:
 class RecentTokensDecoder:
     """Decodes the last few tokens, for any tokenizer, and sends what has become certain of their text."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], silent: frozenset[int], context: Sequence[int]) -> None:
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        silent: frozenset[int],
+        context: Sequence[int],
+        *,
+        is_context_whole: bool = False,
+    ) -> None:
+        """`is_context_whole`: the context ends with a character that no token completes, even if it shows as one."""
         self._decode = decode
         self._silent = silent
         self._recent = list(context)
@@ -106,6 +114,11 @@ class RecentTokensDecoder:
             text = self._decode(kept)
         held = len(self._text) - len(self._sent)
         self._recent, self._text, self._sent = kept, text, text[: len(text) - held]
+
+
+def is_whole(data: bytes) -> bool:
+    """Returns whether text ends with a whole character, or with bytes of which no further one makes a character."""
+    return codecs.utf_8_decode(data, "replace")[1] == len(data)
 
 
 def _unfinished(text: str) -> int:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from router.json_body import checked_utf8
 from router.text.chat_template import Guard, SpecialTexts, load_templates, unknown_template
-from router.text.detokenize import ByteDecoder, Decoder, RecentTokensDecoder
+from router.text.detokenize import ByteDecoder, Decoder, RecentTokensDecoder, is_whole
 from router.text.known_text import NOTHING_KNOWN, KnownText
 from router.text.output.parsing import OutputFormats
 from router.text.prompts import ChatPrompt
@@ -161,7 +161,12 @@ class TokenizerText:
         context = [token for token in prompt[-CONTEXT_TOKENS:] if token not in silent]
         if self._decoders == {"ByteLevel"}:
             return ByteDecoder(self._known_bytes, silent, context)
-        return RecentTokensDecoder(lambda ids: self.decode(ids, skip_special_tokens=False), silent, context)
+        return RecentTokensDecoder(
+            lambda ids: self.decode(ids, skip_special_tokens=False),
+            silent,
+            context,
+            is_context_whole=is_whole(b"".join(map(self._known_bytes, context))),
+        )
 
     def render_chat(self, chat: ChatPrompt) -> str:
         """Returns the prompt text of a chat, special tokens included."""

@@ -132,6 +132,19 @@ def test_a_character_that_the_prompt_began_is_completed():
     assert decoder.feed(2) == "€"
 
 
+@pytest.mark.parametrize("prompt", ["a", "a\ufffd", "a\ufffd\ufffd", "a€"])
+def test_a_character_of_the_prompt_is_no_part_of_its_answer(prompt: str, tmp_path: Path) -> None:
+    """Also the one that stands for broken text: a prompt may end with it."""
+    byte_fallback().save(str(tmp_path / "tokenizer.json"))
+    text = TokenizerText(tmp_path)
+    context = [256, *prompt[1:].encode()]
+    assert text.decode(context, skip_special_tokens=False) == prompt
+    decoder = text.decoder(context)
+    assert decoder.feed(257) + decoder.flush() == " b"
+    decoder = text.decoder([256, *"€".encode()[:2]])
+    assert decoder.feed("€".encode()[2]) == "€"
+
+
 @pytest.mark.parametrize(("include", "expected"), [(False, ["x", "", ""]), (True, ["x", "", "ab"])])
 def test_text_is_held_back_only_while_it_could_begin_a_stop_string(include, expected):
     scanner = StopScanner(StopStrings(["ab"]), include_stop=include)
