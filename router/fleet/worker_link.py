@@ -148,7 +148,10 @@ class WorkerLink:
         self._unnumber(stream)
 
     async def close(self, stream: TokenStream) -> bool:
-        """Calls Close at the worker: the attempt is not wanted any more. Returns False if the call failed."""
+        """Calls Close at the worker: the attempt is not wanted any more. Returns whether this need not be tried again.
+
+        A link or a call that failed is tried again. A worker that refuses would refuse again.
+        """
         if self.lost is not None:
             return False
         reach(Point.ROUTER_CLOSING)

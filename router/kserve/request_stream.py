@@ -108,12 +108,12 @@ class RequestStream:
             self._open += 1
             self._idle.reschedule(None)
             await self._places.acquire()
-            group.create_task(self._serve(raw, idle))
+            group.create_task(self._serve(raw))
             del raw  # it may be large, and the next request may be late
             if self._handler.dispatcher.is_draining:
                 return
 
-    async def _serve(self, raw: bytes, idle: asyncio.Timeout) -> None:
+    async def _serve(self, raw: bytes) -> None:
         """Serves one request of the stream. Errors go to the client, and none is raised."""
         request_id, received_s = id_of(raw), time.monotonic()
         try:

@@ -93,7 +93,14 @@ class KServeService:
 
     async def ModelStreamInfer(self, context: Context) -> None:
         """Reads requests and writes responses until the client ends the stream."""
-        await RequestStream(self._handler, self._calls, context).run()
+        if self._is_leaving:
+            raise Draining("this router takes no new streams: it is shutting down")
+        stream = RequestStream(self._handler, self._calls, context)
+        self._streams.add(stream)
+        try:
+            await stream.run()
+        finally:
+            self._streams.discard(stream)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         unary: Mapping[str, tuple[Any, Any]] = {

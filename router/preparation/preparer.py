@@ -1,8 +1,9 @@
 """Prepares short requests on the event loop, and others in processes of their own, in which tenants take turns.
 
 Parsing, rendering and tokenizing hold the interpreter's lock, even on a thread: a body of megabytes would stop all
-streams of this router for seconds. A process for bodies of some kilobytes always runs. One for large bodies, and one
-that compiles grammars, start when they are needed. Each does one request at a time.
+streams of this router for seconds, and some short ones for tenths of a second. A process for bodies of some kilobytes
+always runs. One for large bodies, and one that compiles grammars, start when they are needed. Each process does one
+request at a time.
 """
 
 from __future__ import annotations

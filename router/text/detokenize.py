@@ -78,7 +78,7 @@ class RecentTokensDecoder:
         self._silent = silent
         self._recent = list(context)
         self._text = decode(self._recent) if self._recent else ""
-        self._sent = self._text[: len(self._text) - _unfinished(self._text)]
+        self._sent = self._text if is_context_whole else self._text[: len(self._text) - _unfinished(self._text)]
         """The prefix of `_text` that was sent, or belongs to the prompt."""
 
     def feed(self, token: int) -> str:

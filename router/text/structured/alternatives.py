@@ -9,7 +9,8 @@ from typing import Any
 from router.text.structured.references import canonical, joint_parts, type_of
 
 MOST_COMPARED = 20_000
-"""Most schemas that are examined in one document. Alternatives after these are not known to exclude one another."""
+"""Most schemas, values and pairs that are examined in one document. Alternatives after these are not known to exclude
+one another."""
 MOST_DEPTH = 8
 """Schemas within schemas that are compared."""
 _TYPES: Mapping[str, frozenset[str]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ssl
 import time
@@ -13,7 +14,7 @@ from cryptography.x509 import ObjectIdentifier, UnrecognizedExtension
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tests.certificates import DAY, Authority
-from twostroke.base.credentials import CLUSTER_NAME, TlsConfig
+from twostroke.base.credentials import TlsConfig
 from twostroke.base.errors import ConfigError
 from twostroke.security import tls
 from twostroke.security.tls import Certificates, CertificateUse
@@ -160,26 +161,29 @@ def test_who_must_show_a_certificate_and_shows_none_or_a_strangers_is_not_let_in
         assert tls._handshake_in_memory(server, client, "localhost") > time.time()
 
 
-def test_who_comes_again_shows_its_certificate_again(ca: Authority) -> None:
-    certificates = Certificates(ca.config(ca.issue("good")), CertificateUse.CLUSTER)
-    client = certificates.client
+@pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_who_must_show_a_certificate_does_not_come_back_with_a_session(ca: Authority, newest: ssl.TLSVersion) -> None:
+    certificates = Certificates(ca.config(ca.issue("good")), CertificateUse.CLIENTS)
+    client = ssl.create_default_context(cafile=str(ca.file))
+    client.load_cert_chain((mine := ca.issue("client")).cert, mine.key)
+    client.maximum_version = newest
     for server in (certificates.server, certificates.renewing_server()):
-        first = _met(server, client, None)
-        assert not _met(server, client, first.session).session_reused
+        assert not _resumes(server, client)
 
 
-def _met(server: ssl.SSLContext, client: ssl.SSLContext, session: ssl.SSLSession | None) -> ssl.SSLObject:
-    """Returns the client's side after its first byte from the server, with which tickets of TLS 1.3 have come."""
-    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-    coming = client.wrap_bio(down, up, server_hostname=CLUSTER_NAME, session=session)
-    serving = server.wrap_bio(up, down, server_side=True)
-    waiting = [coming, serving]
-    while waiting:
-        side = waiting.pop(0)
+def _resumes(server_context: ssl.SSLContext, client_context: ssl.SSLContext) -> bool:
+    open_sides: list[ssl.SSLObject] = []  # OpenSSL forgets the session of a connection that ends without a goodbye
+    session: ssl.SSLSession | None = None
+    for _ in range(2):
+        up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = client_context.wrap_bio(down, up, server_hostname="localhost", session=session)
+        server = server_context.wrap_bio(up, down, server_side=True)
+        open_sides += [client, server]
         try:
-            side.do_handshake()
-        except ssl.SSLWantReadError:
-            waiting.append(side)
-    serving.write(b"x")
-    assert coming.read(1) == b"x"
-    return coming
+            for side in 3 * (client, server):
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    side.do_handshake()
+        except ssl.SSLError:  # not even the first time
+            return False
+        session = client.session
+    return bool(client.session_reused)
