@@ -121,6 +121,7 @@ async def test_who_leaves_in_any_stage_leaves_nothing(cluster: ProcessCluster, s
     if way == "abort":
         stranger = await client.stub.Abort(inference_pb2.AbortRequest(request_id=victim.request_id))
         assert not stranger.found
+        await watch.until(lambda _: bool(victim.said))
         found = await client.stub.Abort(inference_pb2.AbortRequest(resume_token=victim.said[-1].resume_token))
         assert found.found
         with pytest.raises(grpc.aio.AioRpcError) as ended:
