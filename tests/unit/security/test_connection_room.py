@@ -24,3 +24,9 @@ def test_where_few_may_go_they_are_looked_for_once_in_a_while() -> None:
 
         assert room.next(100, look, lambda each: True, now_s) is None
     assert looks == [0.0, LOOK_S, 2 * LOOK_S]
+
+
+def test_where_none_that_was_found_may_go_any_more_others_are_looked_for() -> None:
+    room = ConnectionRoom[str]()
+    assert room.next(3, lambda: ["a", "b", "c"], lambda each: True, 0.0) == "a"
+    assert room.next(3, lambda: ["d"], lambda each: each == "d", 0.0) == "d"
