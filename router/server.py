@@ -191,14 +191,14 @@ class RouterServer:
         return left
 
     def _grpc_listener(self, config: RouterConfig, metrics: RouterMetrics) -> ListenerProcess:
-        listen, shares_port = config.listen, config.http_fd is not None
-        is_shared = config.grpc_fd is not None
-        if config.grpc_fd is None:
-            port = bind_listener(listen.host, listen.grpc_port, "--grpc-port", shares_port=shares_port)
+        listen, is_inherited = config.listen, config.grpc_fd is not None
+        if config.grpc_fd is not None:
+            listening = inherited(config.grpc_fd, "grpc_fd")
         else:
-            port = inherited(config.grpc_fd, "grpc_fd")
+            shares_port = config.http_fd is not None
+            listening = bind_listener(listen.host, listen.grpc_port, "--grpc-port", shares_port=shares_port)
         most, count_cut = config.endpoints.max_connections, metrics.count_cut_connection
-        return self.listener(port, most, config.tls, count_cut, is_shared=is_shared)
+        return self.listener(listening, most, config.tls, count_cut, is_shared=is_inherited)
 
     async def _show_health(self) -> None:
         while True:
